@@ -27,7 +27,7 @@ from perdure.contract import Client, ClientData, Context, Method
 from perdure.contract.exchanges import split_exchanges
 from perdure.contract.states import Nothing
 from perdure.core.rng import Rng
-from perdure.data.inputs import Inputs
+from perdure.data.examples import Examples, Normalization
 from perdure.methods.fedavg import FedAvg
 from perdure.models.network import Network, Outputs, make_network
 from perdure.training.engines.auto import AutoEngine
@@ -80,13 +80,13 @@ def make_round(work: Work, method: Method) -> tuple[LocalTraining, list[Client]]
     count, pixels = work.batch * work.steps, int(torch.Size(work.shape).numel())
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(
-        0, 256, (count * work.clients, pixels), dtype=torch.uint8, generator=generator
+        0, 256, (count * work.clients, *work.shape), dtype=torch.uint8, generator=generator
     )  # fmt: skip
     targets = torch.randint(0, CLASSES, (len(rows),), generator=generator)
-    scale = torch.full((pixels,), 1 / 255)
-    inputs = Inputs(rows, work.shape, scale, torch.zeros(pixels))
+    normalization = Normalization(torch.full((pixels,), 1 / 255), torch.zeros(pixels))
+    examples = Examples(rows, targets, normalization=normalization)
     data = [
-        ClientData(inputs, torch.arange(k * count, (k + 1) * count), targets, None)
+        ClientData(examples, torch.arange(k * count, (k + 1) * count), targets, None)
         for k in range(work.clients)
     ]
     clients = [

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from perdure.config import Config, parse
-from perdure.data.inputs import Inputs
+from perdure.data.examples import Examples
 from perdure.runs.trial import dry_run
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
@@ -36,9 +36,9 @@ def config(model: str, partition: str, seed: int) -> Config:
 
 def in_double() -> None:
     """Use double precision for all inputs and models of this process."""
-    gather, initial_state = Inputs.gather, Experiment.initial_state
+    gather, initial_state = Examples.gather, Experiment.initial_state
 
-    def double_rows(self: Inputs, rows: Tensor) -> Tensor:
+    def double_rows(self: Examples, rows: Tensor) -> Tensor:
         return gather(self, rows).double()
 
     def double_model(self: Experiment) -> RunState:
@@ -48,7 +48,7 @@ def in_double() -> None:
         state.server = replace(state.server, params=params, buffers=buffers)
         return state
 
-    Inputs.gather = double_rows  # type: ignore[method-assign]
+    Examples.gather = double_rows  # type: ignore[method-assign]
     Experiment.initial_state = double_model  # type: ignore[method-assign]
 
 

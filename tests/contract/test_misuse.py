@@ -370,7 +370,7 @@ def test_a_function_that_nothing_calls_is_refused() -> None:
 class Hiding(Method):
     """A hyperparameter with the name of a function of the contract."""
 
-    diagnostics: bool = False  # type: ignore[assignment]
+    diagnose: bool = False  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -390,7 +390,7 @@ class Stateful(Method):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Hiding, "Hiding has a hyperparameter 'diagnostics', which hides the contract's"),
+        (Hiding, "Hiding has a hyperparameter 'diagnose', which hides the contract's"),
         (Stateful, "Stateful.ClientState cannot be made without arguments, allowed: a dataclass"),
     ],
 )

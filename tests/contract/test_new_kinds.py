@@ -324,14 +324,12 @@ def test_class_means_without_a_training_round() -> None:
     started = experiment.initial_state().server.params
     assert all(torch.equal(value, started[name]) for name, value in state.server.params.items())
     task = experiment.task(1)
-    rows = torch.arange(len(task.train_labels))
+    rows = torch.arange(len(task.train.y))
     features = experiment.network.features(started, task.train.gather(rows), ForwardPass())
     first = experiment.task(0)
     before = experiment.network.features(started, first.train.gather(rows), ForwardPass())
     for label in range(10):
-        mine = torch.cat(
-            [features[task.train_labels == label], before[first.train_labels == label]]
-        )
+        mine = torch.cat([features[task.train.y == label], before[first.train.y == label]])
         mean = state.server.state.sums[label] / state.server.state.counts[label]
         torch.testing.assert_close(mean, mine.mean(0), rtol=1e-4, atol=1e-5)
     assert state.matrix["task_agnostic"][0][0] > 0.5

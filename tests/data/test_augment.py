@@ -12,8 +12,9 @@ import torch.nn.functional as F
 import perdure
 from perdure.config import CropAugment, DigitsData, FlipAugment, parse
 from perdure.core.errors import UserError
+from perdure.data.examples import Examples
 from perdure.data.images import Augmentation
-from perdure.data.inputs import make_inputs
+from perdure.data.normalization import make_normalization
 from perdure.models.ops import ForwardPass
 from perdure.training.engines.batches import batch_schedule
 from perdure.training.experiment import build_experiment
@@ -53,9 +54,11 @@ def test_crops_and_flips_are_those_of_the_pixels_before_normalization(channels: 
     images = rng.integers(0, 256, (40, channels, 5, 7), dtype=np.uint8)
     draws = rng.random((40, 3)).astype(np.float32)
     config = DigitsData(mean=[0.3, 0.4, 0.5][:channels], std=[0.2, 0.5, 0.9][:channels])
-    plain, _ = make_inputs(torch.from_numpy(images), torch.from_numpy(images), config)
-    changed = torch.from_numpy(by_hand(images, draws, 2, 0.5))
-    expected, _ = make_inputs(changed, changed, config)
+    pixels, changed = torch.from_numpy(images), torch.from_numpy(by_hand(images, draws, 2, 0.5))
+    plain, expected = (
+        Examples(x, torch.zeros(40), normalization=make_normalization(x, config))
+        for x in (pixels, changed)
+    )
     augmentation = Augmentation((CropAugment(padding=2), FlipAugment()))
     rows = torch.arange(40)
     found = augmentation.apply(plain.gather(rows), torch.from_numpy(draws), plain.black)
@@ -85,10 +88,11 @@ def test_the_loss_of_a_step_is_that_of_changed_images(engine: str) -> None:
     params = experiment.grow(state.server.params, 0)
     rows = next(iter(batch_schedule(client, experiment.config.train)))
     draws = torch.rand(1, 8, 3, generator=experiment.rng.torch_generator("augment", 0, 0, 0))
-    inputs = experiment.task(0).train
-    images = inputs.rows[rows].view(-1, *inputs.shape).numpy()
+    examples = experiment.task(0).train
+    scale, shift = examples.normalization.scale, examples.normalization.shift
+    images = examples.x[rows].view(-1, *examples.shape).numpy()
     changed = torch.from_numpy(by_hand(images, draws[0].numpy(), 2, 0.5)).float()
-    x = changed * float(inputs.scale[0]) + float(inputs.shift[0])
+    x = changed * float(scale[0]) + float(shift[0])
     expected = F.cross_entropy(
         experiment.network_at(0).logits(params, x, ForwardPass()), client.data.targets[rows]
     )

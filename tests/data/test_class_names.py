@@ -36,7 +36,7 @@ def shown(stream: Stream, task: int) -> dict[str, set[int]]:
     """Return the gray levels of the training images of a task by the name of their class."""
     work = stream.tasks[task]
     found: dict[str, set[int]] = {}
-    for row, label in zip(work.train.rows, work.train_labels, strict=True):
+    for row, label in zip(work.train.rows, work.train.y, strict=True):
         found.setdefault(stream.class_names[label], set()).add(int(row[0]) // 10 * 10)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from test_no_future import PARTITIONS, save_domain
 
 from perdure.config import parse
 from perdure.core.rng import Rng
-from perdure.data.inputs import Inputs, JoinedInputs
+from perdure.data.examples import Examples, JoinedExamples, Normalization
 from perdure.data.streams import Stream, make_stream
 
 CLIENTS, TASKS = 4, 3
@@ -52,17 +53,15 @@ def test_a_client_holds_what_it_held_so_far(
             held = [(one, one.partition.index(client)) for one in past]
             assert len(rows) == task.partition.sizes[client]
             x = torch.cat([one.train.gather(index) for one, index in held])
-            y = torch.cat([one.train_labels[index] for one, index in held])
+            y = torch.cat([one.train.y[index] for one, index in held])
             origins = [one.index for one, index in held for _ in index]
             assert torch.equal(task.train.gather(rows), x)
-            assert torch.equal(task.train_labels[rows], y)
-            assert task.origins is not None
-            assert task.origins[rows].tolist() == origins
+            assert torch.equal(task.train.y[rows], y)
+            assert task.train.origins is not None
+            assert task.train.origins[rows].tolist() == origins
             assert set(task.classes_of(client)) == set(y.tolist())
-        counts = sum(one.partition.counts(one.train_labels.numpy(), plain.classes) for one in past)
-        assert np.array_equal(
-            task.partition.counts(task.train_labels.numpy(), plain.classes), counts
-        )
+        counts = sum(one.partition.counts(one.train.y.numpy(), plain.classes) for one in past)
+        assert np.array_equal(task.partition.counts(task.train.y.numpy(), plain.classes), counts)
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=str)
@@ -74,12 +73,12 @@ def test_what_is_tested_stays_and_the_future_is_not_known(
     longer = build(stream, domains, cumulative=True, tasks=TASKS + 1)
     for one, task, same in zip(plain.tasks, joined.tasks, longer.tasks, strict=False):
         assert task.classes == one.classes == same.classes
-        assert torch.equal(task.test_labels, one.test_labels)
+        assert torch.equal(task.test.y, one.test.y)
         for group, other in zip(task.groups, one.groups, strict=True):
             assert group.classes == other.classes
             assert torch.equal(group.index, other.index)
             assert torch.equal(task.test.gather(group.index), one.test.gather(other.index))
-        assert torch.equal(task.train_labels, same.train_labels)
+        assert torch.equal(task.train.y, same.train.y)
         for client in range(CLIENTS):
             assert torch.equal(task.partition.index(client), same.partition.index(client))
 
@@ -87,9 +86,9 @@ def test_what_is_tested_stays_and_the_future_is_not_known(
 def test_rows_of_any_order_and_shape() -> None:
     rows = torch.arange(12, dtype=torch.uint8).view(4, 3)
     scale, shift = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 0.0, -1.0])
-    plain = Inputs(rows, (3,), scale, shift)
+    plain = Examples(rows, torch.zeros(4), normalization=Normalization(scale, shift))
     order = torch.tensor([2, 0, 1])
-    joined = JoinedInputs((plain, plain.permuted(order), plain))
+    joined = JoinedExamples((plain, replace(plain, permutation=order), plain))
     assert len(joined) == 12
     all_rows = rows.float() * scale + shift
     expected = torch.cat([all_rows, all_rows[:, order], all_rows])
@@ -101,21 +100,22 @@ def test_rows_of_any_order_and_shape() -> None:
 
 def test_cached_features_come_from_the_task_of_the_row() -> None:
     rows = torch.arange(8, dtype=torch.uint8).view(4, 2)
-    plain = Inputs(rows, (2,), torch.ones(2), torch.zeros(2))
+    normalization = Normalization(torch.ones(2), torch.zeros(2))
+    plain = Examples(rows, torch.zeros(4), normalization=normalization)
 
     class Doubled:
-        def __init__(self, inputs: Inputs) -> None:
-            self.inputs = inputs
+        def __init__(self, examples: Examples) -> None:
+            self.examples = examples
 
         def gather(self, index: torch.Tensor) -> torch.Tensor:
-            return 2 * self.inputs.gather(index)
+            return 2 * self.examples.gather(index)
 
-    def cached(inputs: Inputs) -> Inputs:
-        fields = ("rows", "shape", "scale", "shift", "permutation")
-        values = {name: getattr(inputs, name) for name in fields}
-        return Inputs(**values, cached_features=Doubled(inputs))
+    def cached(examples: Examples) -> Examples:
+        return replace(examples, cached_features=Doubled(examples))
 
-    joined = JoinedInputs((plain, plain.permuted(torch.tensor([1, 0])), plain)).map(cached)
+    joined = JoinedExamples((plain, replace(plain, permutation=torch.tensor([1, 0])), plain)).map(
+        cached
+    )
     index = torch.tensor([[1, 6], [9, 2]])
     cached_rows = joined.gather_cached(index)
     assert cached_rows is not None
@@ -140,6 +140,6 @@ def test_validation_rows_are_those_of_the_task_and_nobody_trains_on_them(
         for group, other in zip(mine.groups, others.groups, strict=True):
             assert len(group.index) > 0
             assert torch.equal(mine.test.gather(group.index), others.test.gather(other.index))
-            assert torch.equal(mine.test_labels[group.index], others.test_labels[other.index])
+            assert torch.equal(mine.test.y[group.index], others.test.y[other.index])
             for client in range(CLIENTS):
                 assert not torch.isin(task.partition.index(client), group.index).any()

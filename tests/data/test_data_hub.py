@@ -75,7 +75,7 @@ def test_a_local_folder_of_files_is_loaded(hub, tmp_path, monkeypatch):
         (folder / f"{part}.csv").write_text("text,label\nred green,0\nblue,1\n")
     source = load_source(config(folder, features=16), DRAWS)
     assert source.class_names == ("0", "1")
-    assert source.texts == (["red green", "blue"], ["red green", "blue"])
+    assert (source.train.texts, source.test.texts) == (["red green", "blue"], ["red green", "blue"])
 
 
 def test_invalid_datasets_are_refused(hub, tmp_path):

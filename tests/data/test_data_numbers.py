@@ -36,9 +36,9 @@ def test_numbers_are_standardized_by_the_training_data(tmp_path: Path) -> None:
         assert task.numbers.mean == pytest.approx(Y[:30].mean())
         assert task.numbers.std == pytest.approx(Y[:30].std())
         expected = (Y[30:] - Y[:30].mean()) / Y[:30].std()
-        assert np.allclose(task.test_labels, expected, atol=1e-6)
-        assert task.train_labels.dtype == torch.float32
-        restored = task.numbers.restore(task.test_labels)
+        assert np.allclose(task.test.y, expected, atol=1e-6)
+        assert task.train.y.dtype == torch.float32
+        restored = task.numbers.restore(task.test.y)
         assert np.allclose(restored, Y[30:], rtol=1e-6)
         assert task.classes == (0,)
         assert task.classes_of(1) == (0,)
@@ -46,7 +46,7 @@ def test_numbers_are_standardized_by_the_training_data(tmp_path: Path) -> None:
 
 def test_the_scale_can_be_given(tmp_path: Path) -> None:
     stream = stream_of(tmp_path, {"target_mean": 1000.0, "target_std": 10.0})
-    assert np.allclose(stream.tasks[0].test_labels, (Y[30:] - 1000) / 10, atol=1e-5)
+    assert np.allclose(stream.tasks[0].test.y, (Y[30:] - 1000) / 10, atol=1e-5)
 
 
 def test_numbers_that_are_all_the_same_have_the_deviation_1(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_rows_are_held_out_and_joined_as_those_of_one_class(tmp_path: Path) -> N
     cumulative = {"kind": "permuted", "tasks": 2, "cumulative": True}
     stream = stream_of(tmp_path, {"validation": 0.2}, stream=cumulative)
     task = stream.tasks[1]
-    assert len(task.train_labels) == 60
+    assert len(task.train.y) == 60
     assert task.partition.sizes.sum() == 48
     (group,) = task.on_validation().groups
     assert len(group.index) == 6
@@ -79,8 +79,8 @@ def test_a_table_is_split_at_random(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(f"a,b,price\n{rows}\n", encoding="utf-8")
     data = {"source": "table", "path": str(tmp_path / "t.csv"), "label_column": "price"}
     task = stream_of(tmp_path, {**data, "test_fraction": 0.25}).tasks[0]
-    assert len(task.test_labels) == 10
-    together = torch.cat([task.train_labels, task.test_labels])
+    assert len(task.test.y) == 10
+    together = torch.cat([task.train.y, task.test.y])
     assert np.allclose(np.sort(task.numbers.restore(together)), np.sort(Y), rtol=1e-6)
 
 

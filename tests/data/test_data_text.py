@@ -49,7 +49,10 @@ def test_text_counts_words(tmp_path, name):
     assert source.train.x[0].max() >= 2
     # "Move" and "move" are one word, at one place
     assert source.train.x[0][source.test.x[0] > 0].max() >= 1
-    assert source.texts == (["move money now now", "my card is lost"], ["Move it"])
+    assert (source.train.texts, source.test.texts) == (
+        ["move money now now", "my card is lost"],
+        ["Move it"],
+    )
 
 
 def test_text_counts_are_clipped_not_wrapped(tmp_path):
@@ -59,17 +62,17 @@ def test_text_counts_are_clipped_not_wrapped(tmp_path):
 
 def test_text_falls_back_on_val_and_then_on_a_seeded_split(tmp_path):
     rows = [row for row in ROWS if row["split"] != "test"]
-    assert load_source(lines(tmp_path / "v.jsonl", rows), DRAWS).texts[1] == ["lost card"]
+    assert load_source(lines(tmp_path / "v.jsonl", rows), DRAWS).test.texts == ["lost card"]
     rows = [{"text": f"t{i}", "label": i % 2} for i in range(20)]
     config = lines(tmp_path / "n.jsonl", rows)
     source = load_source(config, DRAWS)
     assert (len(source.train), len(source.test)) == (16, 4)
     assert source.class_names == ("0", "1")
-    assert sorted(source.texts[0] + source.texts[1]) == sorted(r["text"] for r in rows)
-    assert load_source(config, DRAWS).texts == source.texts
+    assert sorted(source.train.texts + source.test.texts) == sorted(r["text"] for r in rows)
+    assert load_source(config, DRAWS).train.texts == source.train.texts
     small = load_source(config.model_copy(update={"limit": 6}), DRAWS)
-    assert len(small.texts[0]) == len(small.train) == 6
-    assert [int(text[1:]) % 2 for text in small.texts[0]] == small.train.y.tolist()
+    assert len(small.train.texts) == len(small.train) == 6
+    assert [int(text[1:]) % 2 for text in small.train.texts] == small.train.y.tolist()
 
 
 def test_text_domains(tmp_path):
@@ -80,7 +83,7 @@ def test_text_domains(tmp_path):
     ]
     books, dvd = load_domains(lines(tmp_path / "a.jsonl", rows), DRAWS)
     assert (books.name, dvd.name) == ("books", "dvd")
-    assert all(text.startswith("dvd") for text in dvd.texts[0])
+    assert all(text.startswith("dvd") for text in dvd.train.texts)
     assert books.class_names == dvd.class_names == ("bad", "good")
     refused(lines(tmp_path / "b.jsonl", ROWS), "'domain'", load=load_domains)
 

@@ -53,8 +53,8 @@ def test_domains_come_to_one_shape(tmp_path, caplog):
     assert x.mean((0, 2, 3)).abs().max() < 1e-4
     assert (x.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-4
     for task in stream.tasks:  # who predicts without a task label has one normalization only
-        assert torch.equal(task.train.scale, first.scale)
-        assert torch.equal(task.test.shift, first.shift)
+        assert torch.equal(task.train.normalization.scale, first.normalization.scale)
+        assert torch.equal(task.test.normalization.shift, first.normalization.shift)
     assert stream.tasks[0].classes == stream.tasks[2].classes == (0, 1, 2, 3)
 
 
@@ -82,7 +82,7 @@ def test_separate_labels(tmp_path):
     assert stream.class_names[0] == "color/0"
     assert stream.class_names[7] == "gray/3"
     task = stream.tasks[1]
-    assert set(task.test_labels[task.groups[0].index].tolist()) == {4, 5, 6, 7}
+    assert set(task.test.y[task.groups[0].index].tolist()) == {4, 5, 6, 7}
 
 
 def test_order_and_number_of_domains(tmp_path):
@@ -151,10 +151,10 @@ def test_split_over_several_sources_with_labels_of_their_own(tmp_path):
     own = [build(stream={"kind": "domains", "domains": [one]}).tasks[0] for one in listed]
     for task in stream.tasks:
         for group in task.groups:
-            labels = task.test_labels[group.index]
+            labels = task.test.y[group.index]
             assert set(labels.tolist()) == set(task.classes)
             assert len(labels) == sum(
-                (t.test_labels == c % 4).sum() for t, c in ((own[c // 4], c) for c in task.classes)
+                (t.test.y == c % 4).sum() for t, c in ((own[c // 4], c) for c in task.classes)
             )
 
 
@@ -162,7 +162,7 @@ def test_split_over_several_sources_with_shared_labels(tmp_path):
     listed = domains(tmp_path)["domains"]
     stream = build(stream={"kind": "split", "tasks": 2, "domains": listed})
     assert stream.classes == 4
-    assert len(stream.tasks[0].train_labels) == 180
+    assert len(stream.tasks[0].train.y) == 180
     refused(
         "stream.labels",
         stream={

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from perdure.config import parse
 from perdure.core.rng import Rng
+from perdure.data.examples import Examples, Normalization
 from perdure.data.feature_cache import CacheFolder, FeatureCache, with_feature_cache
-from perdure.data.inputs import Inputs
 from perdure.data.streams import make_stream
 from perdure.data.streams.stream import LazyTasks, Task
 
@@ -32,29 +32,32 @@ class Counting:
 
 
 @pytest.fixture
-def inputs() -> Inputs:
+def examples() -> Examples:
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(0, 256, (ROWS, WIDTH), generator=generator, dtype=torch.uint8)
-    return Inputs(rows, (WIDTH,), torch.full((WIDTH,), 1 / 255), torch.zeros(WIDTH))
+    normalization = Normalization(torch.full((WIDTH,), 1 / 255), torch.zeros(WIDTH))
+    return Examples(rows, torch.zeros(ROWS), normalization=normalization)
 
 
 @pytest.mark.parametrize("most", [1 << 30, 0], ids=["in memory", "memory-mapped"])
-def test_each_row_is_computed_once_and_gathered_like_the_inputs(inputs: Inputs, most: int) -> None:
+def test_each_row_is_computed_once_and_gathered_like_the_inputs(
+    examples: Examples, most: int
+) -> None:
     compute = Counting()
-    known = FeatureCache(inputs, compute, SIZE, most)
+    known = FeatureCache(examples, compute, SIZE, most)
     index = torch.tensor([[3, 699], [3, 300]])
     found = known.gather(index)
     assert found.shape == (2, 2, SIZE)
-    torch.testing.assert_close(found, torch.tanh(inputs.gather(index) @ compute.weight))
+    torch.testing.assert_close(found, torch.tanh(examples.gather(index) @ compute.weight))
     for _ in range(3):
         known.gather(torch.arange(ROWS))
     assert compute.rows == ROWS
 
 
-def test_no_bit_depends_on_which_rows_are_gathered_first(inputs: Inputs) -> None:
+def test_no_bit_depends_on_which_rows_are_gathered_first(examples: Examples) -> None:
     whole, scattered = (
-        FeatureCache(inputs, Counting(), SIZE),
-        FeatureCache(inputs, Counting(), SIZE),
+        FeatureCache(examples, Counting(), SIZE),
+        FeatureCache(examples, Counting(), SIZE),
     )
     for row in torch.randperm(ROWS, generator=torch.Generator().manual_seed(2))[:50]:
         scattered.gather(row.reshape(1))
@@ -62,22 +65,29 @@ def test_no_bit_depends_on_which_rows_are_gathered_first(inputs: Inputs) -> None
     assert torch.equal(whole.gather(everything), scattered.gather(everything))
 
 
-def test_a_folder_shares_features_between_processes(inputs: Inputs, tmp_path: Path) -> None:
+def test_a_folder_shares_features_between_processes(examples: Examples, tmp_path: Path) -> None:
     compute, folder = Counting(), CacheFolder(tmp_path / "cache", "backbone")
     index = torch.tensor([[3, 699], [3, 300]])
-    first = FeatureCache(inputs, compute, SIZE, folder=folder).gather(index)
-    again = FeatureCache(inputs, compute, SIZE, folder=folder).gather(index)  # as a new process
+    first = FeatureCache(examples, compute, SIZE, folder=folder).gather(index)
+    again = FeatureCache(examples, compute, SIZE, folder=folder).gather(index)  # as a new process
     assert compute.rows == 256 + 256 + 188  # blocks of rows
     assert torch.equal(first, again)
-    assert torch.equal(first, FeatureCache(inputs, Counting(), SIZE).gather(index))
+    assert torch.equal(first, FeatureCache(examples, Counting(), SIZE).gather(index))
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".features"]
 
 
-def test_other_rows_and_other_backbones_have_other_files(inputs: Inputs, tmp_path: Path) -> None:
-    changed = replace(inputs, rows=inputs.rows.flip(0))
+def test_other_rows_and_other_backbones_have_other_files(
+    examples: Examples, tmp_path: Path
+) -> None:
+    changed = replace(examples, x=examples.x.flip(0))
     order = torch.arange(WIDTH).flip(0)
     for number, (each, of) in enumerate(
-        [(inputs, "a"), (changed, "a"), (inputs, "b"), (replace(inputs, permutation=order), "a")]
+        [
+            (examples, "a"),
+            (changed, "a"),
+            (examples, "b"),
+            (replace(examples, permutation=order), "a"),
+        ]
     ):
         compute = Counting()
         found = FeatureCache(each, compute, SIZE, folder=CacheFolder(tmp_path, of)).gather(
@@ -110,11 +120,11 @@ def test_lazily_made_tasks_stay_lazy(tmp_path: Path) -> None:
     assert compute.rows == 256
 
 
-def test_inputs_without_a_cache_have_no_cached_features(inputs: Inputs) -> None:
-    assert inputs.gather_cached(torch.tensor([0])) is None
-    cached = replace(inputs, cached_features=FeatureCache(inputs, Counting(), SIZE)).gather_cached(
-        torch.tensor([0, 1])
-    )
+def test_inputs_without_a_cache_have_no_cached_features(examples: Examples) -> None:
+    assert examples.gather_cached(torch.tensor([0])) is None
+    cached = replace(
+        examples, cached_features=FeatureCache(examples, Counting(), SIZE)
+    ).gather_cached(torch.tensor([0, 1]))
     assert cached is not None
     assert cached.shape == (2, SIZE)
 

@@ -15,8 +15,9 @@ import perdure
 from perdure.config import DigitsData, NpzData, parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
-from perdure.data.inputs import make_inputs
+from perdure.data.examples import Examples, Source
 from perdure.data.load import load_domains, load_source
+from perdure.data.normalization import normalize_source
 from perdure.methods.parts.replay import StoredExamples, model_inputs, raw_rows
 from perdure.training.experiment import build_experiment
 
@@ -49,7 +50,8 @@ def test_features_are_normalized_one_by_one_as_scikit_learn_does(tmp_path, dtype
     assert source.train.x.dtype == torch.float32
     assert source.class_names == CLASSES
     assert [source.class_names[label] for label in source.test.y] == values["y_test"].tolist()
-    train, test = make_inputs(source.train.x, source.test.x, config)
+    source = normalize_source(source, config)
+    train, test = source.train, source.test
     scaler = StandardScaler().fit(values["x_train"].astype(np.float64))
     varies = scaler.var_ > 0
     expected = scaler.transform(values["x_test"].astype(np.float64))[:, varies]
@@ -61,7 +63,7 @@ def test_time_series_are_normalized_by_channel(tmp_path):
     config = write(tmp_path, **arrays((4, 25)))
     source = load_source(config, Rng(0))
     assert source.shape == (4, 25)
-    train, _ = make_inputs(source.train.x, source.test.x, config)
+    train = normalize_source(source, config).train
     values = train.gather(torch.arange(90)).double()
     assert torch.allclose(values.mean((0, 2)), torch.zeros(4).double(), atol=1e-4)
     assert torch.allclose(values.std((0, 2), correction=0), torch.ones(4).double(), atol=1e-4)
@@ -79,14 +81,15 @@ def test_images_may_have_any_number_of_channels(tmp_path, dtype, channels):
     assert np.array_equal(
         source.test.x.numpy(), values["x_test"].transpose(0, 3, 1, 2).astype(dtype)
     )
-    train, _ = make_inputs(source.train.x, source.test.x, config)
+    train = normalize_source(source, config).train
     gathered = train.gather(torch.arange(90))
     assert torch.allclose(gathered.mean((0, 2, 3)), torch.zeros(channels), atol=1e-4)
 
 
 def test_a_constant_or_tiny_feature_stays_finite():
     x = torch.randn(50, 3) * torch.tensor([1e-12, 1.0, 0.0]) + torch.tensor([0.0, 0.0, 1e6])
-    train, _ = make_inputs(x, x, DigitsData())
+    rows = Examples(x, torch.zeros(50, dtype=torch.int64))
+    train = normalize_source(Source("rows", rows, rows, ("0",)), DigitsData()).train
     values = train.gather(torch.arange(50))
     assert torch.allclose(values.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-3)
     assert values[:, 2].abs().max() < 1.0

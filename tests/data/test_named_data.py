@@ -199,7 +199,7 @@ def test_texts_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     hub = Hub(str(tmp_path / "hub"), label="intent", text="text", without="oos")
     on_hub(monkeypatch, "clinc150", hub)
     source = load("clinc150", features=8)
-    assert source.texts == (["a b", "d"], ["a b", "d"])
+    assert (source.train.texts, source.test.texts) == (["a b", "d"], ["a b", "d"])
     assert source.class_names == ("card", "pay")
 
 

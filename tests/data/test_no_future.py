@@ -61,7 +61,7 @@ def build(stream, tasks, listed, partition=None, presence=1.0, **data):
 def content(task):
     """All that a task consists of, by name."""
     some = torch.arange(0, len(task.train), 7)
-    shares, labels, clients = task.partition, task.train_labels, range(CLIENTS)
+    shares, labels, clients = task.partition, task.train.y, range(CLIENTS)
     return {
         "index": task.index,
         "name": task.name,
@@ -73,7 +73,7 @@ def content(task):
         "train": task.train.gather(some),
         "train labels": labels,
         "test": task.test.gather(torch.arange(len(task.test))),
-        "test labels": task.test_labels,
+        "test labels": task.test.y,
         "groups": [group.index for group in task.groups],
         "classes of groups": [(group.classes, group.weight) for group in task.groups],
     }

@@ -286,7 +286,7 @@ def test_texts(folder: Path, tmp_path: Path) -> None:
     path = make_set("banking77", folder)
     config = parse({"data": {"source": "banking77", "path": str(path), "features": 16}}).data
     source = load_source(config, Rng(0))
-    assert source.texts == (["one, two", "three"], ["four"])
+    assert (source.train.texts, source.test.texts) == (["one, two", "three"], ["four"])
     assert source.class_names == ("card", "pay")
     review = "<review>\n<review_text>\n{}\n</review_text>\n</review>\n"
     for domain in ("books", "dvd"):
@@ -297,7 +297,7 @@ def test_texts(folder: Path, tmp_path: Path) -> None:
     config = parse({"data": {"source": "amazon", "path": str(make_set("amazon", folder))}}).data
     books, dvd = load_domains(config, Rng(0))
     assert (books.name, dvd.name, len(books.train)) == ("books", "dvd", 8)
-    assert "é" in books.texts[0][0]
+    assert "é" in books.train.texts[0]
 
 
 def test_options_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:

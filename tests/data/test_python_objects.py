@@ -111,8 +111,9 @@ def test_a_dataset_of_tensors_images_arrays_or_texts() -> None:
     assert as_source(Subset(pictures, range(10))).class_names == ("cat", "dog")
     assert as_source(Pairs([(IMAGES[i], NAMES[i]) for i in range(20)])).shape == (3, 6, 5)
     texts = as_source(Pairs([("a b", 0), ("c d", 1)] * 4), keys(features=8))
-    assert texts.texts is not None
-    assert sorted({*texts.texts[0], *texts.texts[1]}) == ["a b", "c d"]
+    assert texts.train.texts is not None
+    assert texts.test.texts is not None
+    assert sorted({*texts.train.texts, *texts.test.texts}) == ["a b", "c d"]
 
 
 def test_images_of_several_sizes_need_a_size() -> None:
@@ -149,7 +150,7 @@ def test_a_frame_is_read_like_a_table() -> None:
     location = ConfigLocation(clients=ColumnPartition(name="site"))
     assert as_source(frame, config, location=location).client_names == ("0", "1", "2", "3")
     words = pandas.DataFrame({"text": ["red", "green"] * 4, "label": [1, 3] * 4})
-    assert as_source(words).texts is not None
+    assert as_source(words).train.texts is not None
     assert as_source(words).class_names == ("1", "3")
 
 

@@ -60,12 +60,12 @@ def test_what_holds_for_every_stream(stream, share):
         sizes = task.partition.sizes
         for client, index in enumerate(held(task, 10)):
             assert len(index) == sizes[client]
-            labels = set(task.train_labels[index].tolist())
+            labels = set(task.train.y[index].tolist())
             assert labels <= set(task.classes_of(client)) <= set(task.classes)
             assert bool(labels) == bool(task.classes_of(client))
         for group in task.groups:
-            labels = task.test_labels[group.index]
-            wanted = np.isin(task.test_labels.numpy(), group.classes).sum()
+            labels = task.test.y[group.index]
+            wanted = np.isin(task.test.y.numpy(), group.classes).sum()
             assert len(labels) == wanted > 0
             assert set(labels.tolist()) <= set(group.classes) <= set(task.classes)
             assert group.weight > 0
@@ -110,7 +110,7 @@ def test_split_tasks_are_disjoint_and_in_a_random_order():
     for task in tasks:
         rows = torch.cat(held(task, 10)).sort().values
         assert torch.equal(
-            rows, torch.isin(task.train_labels, torch.tensor(task.classes)).nonzero().flatten()
+            rows, torch.isin(task.train.y, torch.tensor(task.classes)).nonzero().flatten()
         )
 
 
@@ -196,7 +196,7 @@ def test_pool_groups_weigh_the_clients_that_have_them():
         assert {g.classes: g.weight for g in task.groups} == {c: owned.count(c) for c in owned}
         assert len(task.groups) == len({g.classes for g in task.groups})
         assert [g.classes for g in task.groups[:2]] == [task.groups[i].classes for i in (0, 1)]
-        table = task.partition.counts(task.train_labels.numpy(), 10)
+        table = task.partition.counts(task.train.y.numpy(), 10)
         assert np.array_equal(table.sum(1) * (task.partition.sizes > 0), task.partition.sizes)
 
 

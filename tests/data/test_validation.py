@@ -80,7 +80,7 @@ def test_the_draw_depends_on_the_seed_and_not_on_the_number_of_tasks():
 
 def test_sizes_and_counts_are_those_of_the_rows_that_are_trained():
     task = stream_of(0.4, "split", {"kind": "dirichlet", "alpha": 0.1}).tasks[0]
-    labels = task.train_labels.numpy()
+    labels = task.train.y.numpy()
     indices = [task.partition.index(client) for client in range(6)]
     assert [len(index) for index in indices] == task.partition.sizes.tolist()
     counted = [np.bincount(labels[index.numpy()], minlength=10).tolist() for index in indices]
@@ -97,7 +97,7 @@ def test_a_client_keeps_one_row_and_it_is_not_validated():
 def test_a_group_of_a_pool_has_validation_rows_of_its_classes_alone():
     task = stream_of(kind="pool").tasks[1].on_validation()
     for group in task.groups:
-        assert set(task.test_labels[group.index].tolist()) <= set(group.classes)
+        assert set(task.test.y[group.index].tolist()) <= set(group.classes)
 
 
 def test_without_validation_a_stream_is_unchanged():
@@ -119,7 +119,7 @@ def test_accuracy_on_validation_rows_is_that_of_the_trained_model_on_them():
     network, server = experiment.network_at(1), state.server
     rows = torch.tensor(sorted(validation_rows(task)))
     logits = experiment.method.predict(server, task.train.gather(rows), network)
-    correct = (logits.argmax(1) == task.train_labels[rows]).double().mean().item()
+    correct = (logits.argmax(1) == task.train.y[rows]).double().mean().item()
     assert result["validation"]["matrix"]["task_agnostic"][1][1] == pytest.approx(correct)
     assert result["validation"]["metrics"]["task_agnostic"]["ACC"] is not None
 

@@ -40,9 +40,10 @@ class Told(Method):
 
 @dataclass(frozen=True)
 class Numbers:
-    """Inputs whose rows are their own numbers."""
+    """Examples whose rows are their own numbers."""
 
     rows: Tensor
+    y: Tensor
     device: str = "cpu"
 
     def gather(self, index: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ def a_task(
     number: int, labels: list[int], groups: list[EvalGroup], client_classes: Any = None
 ) -> Any:
     return SimpleNamespace(
-        index=number, test=Numbers(torch.arange(len(labels))), test_labels=torch.tensor(labels),
+        index=number, test=Numbers(torch.arange(len(labels)), torch.tensor(labels)),
         groups=groups, client_classes=client_classes, numbers=None, test_clients=None,
     )  # fmt: skip
 
@@ -227,8 +228,8 @@ def test_a_real_network_against_plain_torch(head: str) -> None:
     server = Server(experiment.grow(server.params, 1))
     evaluator = Evaluator(experiment.method, server, experiment.network, 1)
     task = experiment.task(0)
-    rows = torch.isin(task.test_labels, torch.tensor(task.classes)).nonzero().flatten()
-    labels, p = task.test_labels[rows], server.params
+    rows = torch.isin(task.test.y, torch.tensor(task.classes)).nonzero().flatten()
+    labels, p = task.test.y[rows], server.params
     hidden = torch.relu(task.test.gather(rows).flatten(1) @ p["fc1.weight"].T + p["fc1.bias"])
     heads = ["head"] if head == "shared" else ["head.0", "head.1"]
     logits = torch.cat([hidden @ p[f"{h}.weight"].T + p[f"{h}.bias"] for h in heads], 1)

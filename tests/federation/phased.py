@@ -10,6 +10,7 @@ from torch import Tensor
 
 from perdure.contract import (
     ClientResult,
+    Diagnosis,
     Exchange,
     Method,
     OncePerTask,
@@ -91,5 +92,6 @@ class Phased(Method):
         ever = uploads.weights["visit"]
         return replace(server, state=replace(server.state, visits=visits, ever=ever, now=now))
 
-    def diagnostics(self, server, context):
-        return {"ever": server.state.ever, "now": server.state.now, "visits": server.state.visits}
+    def diagnose(self, server, context):
+        state = server.state
+        return Diagnosis({"ever": state.ever, "now": state.now, "visits": state.visits})

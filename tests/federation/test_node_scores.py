@@ -24,7 +24,7 @@ def test_scores_are_those_of_all_nodes_together(tmp_path, data):
     assert values["scores"]["accuracy"] == values["matrix"]
     assert 0.5 < values["scores"]["auroc"]["task_aware"][1][1] < 1
     for j in range(2):
-        sizes = [len(transport.node(node).experiment.task(j).test_labels) for node in range(2)]
+        sizes = [len(transport.node(node).experiment.task(j).test.y) for node in range(2)]
         by_node = [values["client_scores"][j][str(node)]["accuracy"] for node in range(2)]
         for mode in ("task_agnostic", "task_aware"):
             accuracies = [scores[mode] for scores in by_node]

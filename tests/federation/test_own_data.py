@@ -80,7 +80,7 @@ def test_nodes_train_together_and_send_only_sums(tmp_path, data):
 def test_the_accuracy_is_that_of_all_test_rows_together(tmp_path, data):
     engine, transport = in_process_engine(CONFIG, tmp_path, data)
     values = run(CONFIG, engine=engine).values
-    totals = [len(transport.node(node).experiment.task(0).test_labels) for node in range(2)]
+    totals = [len(transport.node(node).experiment.task(0).test.y) for node in range(2)]
     accuracy = values["matrix"]["task_aware"][0][0]
     correct = accuracy * sum(totals)
     assert correct == pytest.approx(round(correct), abs=1e-6)
@@ -91,14 +91,14 @@ def joined_stream(config, streams):
     tasks = []
     for number in range(2):
         parts = [stream.tasks[number] for stream in streams]
-        rows = torch.cat([part.train.rows for part in parts])
+        rows = torch.cat([part.train.x for part in parts])
         ends = np.cumsum([0, *(len(part.train.rows) for part in parts)])
-        labels = torch.cat([part.train_labels for part in parts])
+        labels = torch.cat([part.train.y for part in parts])
         train, shares = (
-            replace(parts[0].train, rows=rows),
+            replace(parts[0].train, x=rows, y=labels),
             DisjointPartition(torch.arange(len(rows)), ends),
         )
-        tasks.append(replace(parts[0], train=train, train_labels=labels, partition=shares))
+        tasks.append(replace(parts[0], train=train, partition=shares))
     return replace(streams[0], tasks=tasks)
 
 
@@ -221,7 +221,7 @@ def test_data_may_be_image_folders_or_a_list_of_sources(tmp_path, data):
     home.mkdir()
     (home / "tasks.yaml").write_text("- {source: folder, path: ../pictures}\n- null\n")
     stream = local_stream(parse(everything), home, 0)
-    assert stream.tasks[0].partition.sizes[0] + len(stream.tasks[0].test_labels) == 60
+    assert stream.tasks[0].partition.sizes[0] + len(stream.tasks[0].test.y) == 60
     assert stream.tasks[1].partition.sizes[0] == 0
     (home / "tasks.yaml").unlink()
     (tmp_path / "pictures").rename(home / "task-2")

@@ -123,7 +123,7 @@ def test_quadratic_is_the_log_density_with_half_the_shared_covariance() -> None:
     held = [torch.cat([task.partition.index(client) for client in range(4)]) for task in tasks]
     pairs = list(zip(tasks, held, strict=True))
     rows = np.concatenate([features(task.train.gather(index)) for task, index in pairs])
-    labels = np.concatenate([task.train_labels[index].numpy() for task, index in pairs])
+    labels = np.concatenate([task.train.y[index].numpy() for task, index in pairs])
     parts = {c: rows[labels == c] for c in np.unique(labels).tolist()}
     own = {c: np.cov(part.T, bias=True) for c, part in parts.items()}
     shared = sum(len(part) / len(rows) * own[c] for c, part in parts.items())
@@ -167,7 +167,7 @@ def test_a_memory_of_everything_gives_the_statistics_of_all_examples(head: str, 
         features.append(
             experiment.network.features(state.server.params, x, ForwardPass()).detach().double()
         )
-        labels.append(task.train_labels[rows])
+        labels.append(task.train.y[rows])
     for c in torch.unique(torch.cat(labels)).tolist():
         rows = torch.cat(features)[torch.cat(labels) == c].numpy()
         assert found.count[c] == len(rows)
@@ -254,7 +254,7 @@ def test_a_saved_model_predicts_with_the_refitted_head(tmp_path: Any) -> None:
     rows = task.groups[0].index
     images = task.test.rows[rows].reshape(len(rows), 8, 8).numpy()
     labels = perdure.load(tmp_path / "run").predict(images)
-    accuracy = float((torch.from_numpy(labels) == task.test_labels[rows]).float().mean())
+    accuracy = float((torch.from_numpy(labels) == task.test.y[rows]).float().mean())
     assert accuracy == pytest.approx(result.matrix["task_agnostic"][2][2])
 
 

@@ -220,7 +220,7 @@ def test_the_papers_defaults(kind: Any) -> None:
     method = kind()
     assert (method.beta1, method.beta2, method.tau) == (0.9, 0.99, 1e-3)
     assert not method.keep_moments
-    assert method.needs.server_lr == 0.03
+    assert method.needs.prefers.server_lr == 0.03
 
 
 def test_without_momentum_fedavgm_is_fedavg() -> None:

@@ -38,11 +38,11 @@ def all_examples(experiment: Experiment, state: RunState, raw: bool) -> tuple[An
     """Return the inputs of the classifier and the labels of all tasks' training sets."""
     xs, ys = [], []
     for task in experiment.stream.tasks:
-        index = torch.isin(task.train_labels, torch.tensor(task.classes)).nonzero().flatten()
+        index = torch.isin(task.train.y, torch.tensor(task.classes)).nonzero().flatten()
         x = task.train.gather(index)
         fwd = ForwardPass(buffers=state.server.buffers)
         xs.append(x.flatten(1) if raw else experiment.network.features(state.server.params, x, fwd))
-        ys.append(task.train_labels[index])
+        ys.append(task.train.y[index])
     return torch.cat(xs).numpy(), torch.cat(ys).numpy()
 
 
@@ -63,7 +63,7 @@ def test_class_means_are_those_of_all_examples() -> None:
     experiment, state = trained({"kind": "fedncm", "inputs": "raw"})
     x, y = all_examples(experiment, state, raw=True)
     oracle, task = NearestCentroid().fit(x, y), experiment.task(2)
-    tests = task.test.gather(torch.arange(len(task.test_labels)))
+    tests = task.test.gather(torch.arange(len(task.test.y)))
     logits = experiment.method.predict(state.server, tests, experiment.network)
     np.testing.assert_array_equal(logits.argmax(1), oracle.predict(tests.flatten(1).numpy()))
 

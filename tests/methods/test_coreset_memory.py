@@ -132,12 +132,12 @@ def test_herding_aims_at_the_class_mean_of_its_own_task():
     )
     rows = client.data.index[client.data.targets[client.data.index] == 3]
     features = client.context.network.features(
-        client.params, client.data.inputs.gather(rows), ForwardPass()
+        client.params, client.data.examples.gather(rows), ForwardPass()
     )
     nearest = int((features - features.mean(0)).square().sum(1).argmin())
     chosen = (examples["tasks"] == 1) & (examples["targets"] == 3)
     best = examples["rows"][chosen][0]
-    wanted = client.data.inputs.rows[rows[nearest]][client.data.inputs.permutation]
+    wanted = client.data.examples.rows[rows[nearest]][client.data.examples.permutation]
     assert torch.equal(best, wanted)
 
 

@@ -47,7 +47,7 @@ def test_memory_keeps_to_its_budget_and_gives_the_images_back() -> None:
     task = made.task(1)
     every = task.train.gather(torch.arange(len(task.train))).flatten(1)
     same = ((every - x).abs().amax(1) < 1e-5).nonzero().flatten()
-    assert memory.targets[row] in task.train_labels[same]
+    assert memory.targets[row] in task.train.y[same]
 
 
 def test_memory_never_leaves_the_client() -> None:
@@ -153,7 +153,7 @@ def test_stored_batches_stand_for_all_examples_of_earlier_tasks(refilled: bool) 
     for task in range(3 if refilled else 2):
         state = Er(budget=25).refill_memory(client_of(made, task, state=state)).state
     client = client_of(made, 2, state=state)
-    batches = list(Er(budget=25).stored_batches(client))
+    batches = list(state.stored_batches(client))
     memory = state.examples
     assert memory is not None
     earlier = memory.tasks < 2

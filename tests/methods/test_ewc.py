@@ -50,7 +50,7 @@ def test_empirical_fisher_is_the_mean_of_squared_gradients() -> None:
     squares = {name: np.zeros(value.shape) for name, value in client.params.items()}
     for row in client.data.index:
         leaves = {n: v.clone().requires_grad_() for n, v in client.params.items()}
-        x = client.data.inputs.gather(row.reshape(1)).flatten(1)
+        x = client.data.examples.gather(row.reshape(1)).flatten(1)
         hidden = torch.relu(x @ leaves["fc1.weight"].T + leaves["fc1.bias"])
         logits = hidden @ leaves["head.weight"].T + leaves["head.bias"]
         loss = torch.nn.functional.cross_entropy(logits, client.data.targets[row].reshape(1))

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import perdure
 from perdure.config import parse
-from perdure.contract import Method, Needs, Nothing, Train
+from perdure.contract import Method, Needs, Nothing, Preferences, Train
 from perdure.core.trees import Tensors
 from perdure.methods.fedavg import FedAvg
 from perdure.training.experiment import Experiment, build_experiment
@@ -33,7 +33,7 @@ def trained(values: dict[str, Any]) -> tuple[Experiment, Tensors]:
 def whole_gradient(experiment: Experiment, params: Tensors) -> Tensors:
     """Of the mean loss over all rows, by torch's own functions."""
     task = experiment.task(0)
-    x, y = task.train.gather(torch.arange(len(task.train_labels))), task.train_labels
+    x, y = task.train.gather(torch.arange(len(task.train.y))), task.train.y
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     hidden = functional.linear(x.flatten(1), leaves["fc1.weight"], leaves["fc1.bias"]).relu()
     logits = functional.linear(hidden, leaves["head.weight"], leaves["head.bias"])
@@ -74,7 +74,7 @@ def test_nothing_is_declared_besides_training() -> None:
     experiment = build_experiment(parse(VALUES))
     context = experiment.context(experiment.initial_state())
     assert FedAvg().exchanges(context) == [Train()]
-    assert FedAvg().needs == Needs(head={"split": "growing"}, cumulative=True)
+    assert FedAvg().needs == Needs(prefers=Preferences({"split": "growing"}), cumulative=True)
     assert FedAvg.ServerState is FedAvg.ClientState is Nothing
 
 

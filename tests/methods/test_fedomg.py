@@ -100,11 +100,11 @@ def test_diagnostics_on_request(tmp_path):
 
 def test_diagnostics_by_hand():
     rows = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
-    method, server = FedOmg(diagnostics_=True), Server({"w": torch.zeros(2)}, {}, AlignmentRecord())
+    method, server = FedOmg(diagnostics=True), Server({"w": torch.zeros(2)}, {}, AlignmentRecord())
     change = Change({"w": torch.ones(2)}, {}, server.state)
     after = method.record(server, change, uploaded(rows), None)
     assert after.params is change.params
-    seen = method.diagnostics(replace(server, state=after.state), None)["clients"]
+    seen = method.diagnose(replace(server, state=after.state), None).numbers["clients"]
     assert seen["cosine"] == pytest.approx((2**-0.5 - 1 - 2**-0.5) / 3)
     assert seen["conflicts"] == pytest.approx(2 / 3)
 

@@ -194,7 +194,8 @@ def test_nothing_is_added_where_enough_is_covered() -> None:
     state = experiment.initial_state()
     first = train_task(experiment, state)["method"]["used"]
     end_task(experiment, state)  # the same task again
-    again = experiment.method.diagnostics(state.server, experiment.context(state))["used"]
+    found = experiment.method.diagnose(state.server, experiment.context(state))
+    again = found.numbers["used"]
     assert again == first
 
 

@@ -155,5 +155,5 @@ def test_the_warning_begins_above_nine_tenths_of_a_layers_inputs(
     begin_task(experiment, state)
     spaces = {"fc1.weight": {"basis": torch.eye(64)[:, :columns]}}  # 57 / 64 = 0.891
     server = replace(state.server, state=ProtectedState(spaces))
-    found = experiment.method.warnings(server, experiment.context(state))
+    found = experiment.method.diagnose(server, experiment.context(state)).warnings
     assert ("space of fc1.weight" in found) == warned

@@ -141,7 +141,7 @@ def test_what_clients_send_are_the_gaussians_of_all_their_rows() -> None:
     features = router_features(state.server, task.train.gather(rows), experiment.network, 2)
     assert len(state.server.state.gaussians["count"]) == 6
     for number, label in enumerate(task.classes):
-        of_class = features[task.train_labels[rows] == label].numpy()
+        of_class = features[task.train.y[rows] == label].numpy()
         found = {n: v[4 + number].numpy() for n, v in state.server.state.gaussians.items()}
         assert found["count"] == len(of_class)
         np.testing.assert_allclose(found["mean"], of_class.mean(0), atol=1e-5)

@@ -124,7 +124,7 @@ def test_fedridge_is_joint_ridge_regression(inputs: str, path: str) -> None:
     if inputs == "features":
         x = [network.features(server.params, rows, ForwardPass()) for rows in x]
     rows = torch.cat(x).double().numpy()
-    y = np.tile(experiment.task(0).train_labels.double().numpy(), 2)
+    y = np.tile(experiment.task(0).train.y.double().numpy(), 2)
     joint = Ridge(alpha=2.0).fit(rows, y)
     test = experiment.task(1).test.gather(torch.arange(40))
     predicted = experiment.method.predict(server, test, network)
@@ -156,7 +156,7 @@ def test_replayed_numbers_are_those_that_were_stored(path: str) -> None:
     state, _ = experiment.client_state(0)
     stored = state.examples
     assert stored.targets.dtype == torch.float32
-    known = {round(float(y), 5) for y in experiment.task(0).train_labels}
+    known = {round(float(y), 5) for y in experiment.task(0).train.y}
     assert {round(float(y), 5) for y in stored.targets} <= known
 
 

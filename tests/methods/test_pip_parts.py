@@ -81,7 +81,7 @@ def test_without_a_common_head_accuracy_is_the_mean_over_clients() -> None:
         head = {n: v.double().numpy() for n, v in private_head(experiment, client).items()}
         logits = features.double().numpy() @ head["head.weight"].T + head["head.bias"]
         found = np.array(classes)[logits[:, classes].argmax(1)]
-        right.append(np.mean(found == task.test_labels[rows].numpy()))
+        right.append(np.mean(found == task.test.y[rows].numpy()))
     assert len(set(right)) > 1
     assert event["accuracy"]["task_agnostic"][0] == pytest.approx(np.mean(right))
 

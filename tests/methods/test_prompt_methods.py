@@ -272,7 +272,7 @@ def test_an_exported_model_predicts_as_the_run_was_judged(pool: int, tmp_path: P
         index = task.groups[0].index
         images = task.test.rows[index].reshape(-1, 1, 8, 8).numpy()
         told = torch.from_numpy(model.predict(images))
-        routed.append(float((told == task.test_labels[index]).float().mean()))
+        routed.append(float((told == task.test.y[index]).float().mean()))
     assert routed == pytest.approx(result.matrix["routed"][-1], abs=1e-6)
     size = (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
     assert size < 4 * sum(v.numel() for v in model.server.params.values()) + 8000

@@ -39,7 +39,7 @@ def test_every_task_is_one_step_from_the_initial_weights(kind: str) -> None:
             n: p.requires_grad_() for n, p in experiment.initial_state().server.params.items()
         }
         rows = task.partition.index(0)
-        x, y = task.train.gather(rows).flatten(1), task.train_labels[rows]
+        x, y = task.train.gather(rows).flatten(1), task.train.y[rows]
         hidden = torch.relu(F.linear(x, params["fc1.weight"], params["fc1.bias"]))
         logits = F.linear(hidden, params["head.weight"], params["head.bias"])
         other = [label for label in range(10) if label not in task.classes]

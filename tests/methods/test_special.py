@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure.config import parse
-from perdure.contract import Change, Client, CollectedUploads, Context, Prepared, Server, Train
+from perdure.contract import (
+    Change,
+    Client,
+    CollectedUploads,
+    Context,
+    Diagnosis,
+    Prepared,
+    Server,
+    Train,
+)
 from perdure.core.errors import UserError
 from perdure.methods.parts.distillation import PreviousModel
 from perdure.methods.registry import build
@@ -317,9 +326,9 @@ def test_the_drift_of_special_c_is_the_distance_from_its_anchor() -> None:
     params = {"w": torch.tensor([3.0, 0.0]), "new": torch.ones(2)}
     anchor = PreviousModel({"w": torch.tensor([0.0, 4.0])}, {})
     server = Server(params, {}, anchor)
-    found = SpecialC().diagnostics(server, context(1))
+    found = SpecialC().diagnose(server, context(1)).numbers
     assert found["drift"] == pytest.approx(5.0)
-    assert SpecialC().diagnostics(Server(params, {}, PreviousModel()), context(0)) == {}
+    assert SpecialC().diagnose(Server(params, {}, PreviousModel()), context(0)) == Diagnosis()
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("special", 1), ("special-c", 7)])
@@ -332,7 +341,7 @@ def test_the_pull_is_the_way_to_the_anchor_in_a_round(kind: str, steps: int) -> 
     state: Any = PreviousModel(vector(anchor))
     server = Server(vector(3.0), state=AnchorState(state) if kind == "special" else state)
     where = replace(context(1), lr=lr, local_steps=float(steps))
-    found = build({"kind": kind, "lambda": weight}).diagnostics(server, where)
+    found = build({"kind": kind, "lambda": weight}).diagnose(server, where).numbers
     assert found["pull"] == pytest.approx((3.0 - w) / (3.0 - anchor))
 
 

@@ -44,7 +44,7 @@ def stored(client, task):
     examples = client.state.examples
     rows = (examples.tasks == task).nonzero().squeeze(1)
     x = examples.rows[rows].float() * examples.scale[task] + examples.shift[task]
-    return x.view(-1, *client.data.inputs.shape), examples.targets[rows], torch.ones(len(rows))
+    return x.view(-1, *client.data.examples.shape), examples.targets[rows], torch.ones(len(rows))
 
 
 # ---- equations
@@ -161,7 +161,7 @@ def test_stacked_clients_send_the_same_as_single_ones(client):
         client,
     ]
     updates = [an_update(client, seed) for seed in range(4)]
-    method = Stamp(diagnostics_=True)
+    method = Stamp(diagnostics=True)
     together = sent_fields(method, clients, updates)
     for row, (one, update) in enumerate(zip(clients, updates, strict=True)):
         alone = sent_fields(method, [one], [update])
@@ -281,7 +281,7 @@ def test_uploads_are_those_of_fedavg():
 
 @pytest.mark.parametrize(("spatial", "kind"), [(True, Each), (False, Sum)])
 def test_the_server_sees_single_updates_only_if_it_aligns_them(client, spatial, kind):
-    method = Stamp(spatial=spatial, diagnostics_=True)
+    method = Stamp(spatial=spatial, diagnostics=True)
     fields = sent_fields(method, [client], [an_update(client)])
     assert {name: type(part) for name, part in fields.items()} == {"update": kind, "conflicts": Sum}
     assert method.needs.per_client_fields == (("update",) if spatial else ())

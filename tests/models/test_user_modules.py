@@ -135,7 +135,7 @@ def plain_round(name: str) -> Tensors:
         for rows in batch_schedule(client, experiment.config.train):
             optimizer.zero_grad()
             x = task.train.rows[rows].reshape(-1, 1, 8, 8) / 255
-            F.cross_entropy(net(x), task.train_labels[rows]).backward()
+            F.cross_entropy(net(x), task.train.y[rows]).backward()
             optimizer.step()
         models.append(net.state_dict())
         counts.append(len(task.partition.index(number)))

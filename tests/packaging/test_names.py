@@ -11,7 +11,8 @@ import perdure
 from perdure import contract
 
 NEEDED = (
-    "Method", "Train", "Exchange", "Needs", "Client", "Server", "Context", "Sum", "Each",
+    "Method", "Train", "Exchange", "Needs", "Preferences", "Diagnosis", "Client",
+    "Server", "Context", "Sum", "Each",
     "ClientResult", "Prepared", "Rows", "Scalar", "Step", "OncePerTask", "stacked", "Transform",
     "ProjectOut", "Proximal", "AddToGradient", "Change", "CollectedUploads", "LocalUpdate",
 )  # fmt: skip

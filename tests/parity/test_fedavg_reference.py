@@ -92,7 +92,7 @@ def clients_of(experiment: Experiment, state: RunState) -> list[tuple[int, list[
 
 
 def reference_round(model: Model, experiment: Experiment, state: RunState, mu: float) -> Model:
-    x, y = pixels(experiment, test=False), experiment.task(0).train_labels.numpy()
+    x, y = pixels(experiment, test=False), experiment.task(0).train.y.numpy()
     models, weights = [], []
     for number, batches in clients_of(experiment, state):
         data = [(x[rows], y[rows]) for rows in batches]
@@ -103,7 +103,7 @@ def reference_round(model: Model, experiment: Experiment, state: RunState, mu: f
 
 
 def reference_accuracy(model: Model, experiment: Experiment, newest: int) -> dict[str, list[float]]:
-    x, y = pixels(experiment, test=True), experiment.task(0).test_labels.numpy()
+    x, y = pixels(experiment, test=True), experiment.task(0).test.y.numpy()
     classes = [list(experiment.task(j).classes) for j in range(newest + 1)]
     seen = [label for own in classes for label in own]
     accuracies: dict[str, list[float]] = {"task_agnostic": [], "task_aware": []}

@@ -30,7 +30,7 @@ def test_an_accuracy_stays_a_share_and_shows_at_least_its_span(values: list[floa
     assert found.high - found.low >= 0.1 - 1e-9
     assert found.low - 1e-9 <= min(values)
     assert max(values) <= found.high + 1e-9
-    texts = [found.tick_label(tick) for tick in found.ticks]
+    texts = found.tick_labels
     assert len(set(texts)) == len(texts)
     assert [float(text) for text in texts] == pytest.approx(found.ticks, abs=1e-6)
 

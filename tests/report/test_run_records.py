@@ -58,7 +58,7 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
 def test_a_record_has_the_config_the_result_and_whole_events(tmp_path: Path) -> None:
     record = read_run(make_run(tmp_path / "x", {"seed": 3, "method": {"kind": "special"}}))
     assert (record.kind, record.seed, record.tasks) == ("special", 3, 2)
-    assert list(record.events()) == [{"event": "round"}]
+    assert record.events == [{"event": "round"}]
 
 
 def test_seeds_of_one_setting_are_one_group(tmp_path: Path) -> None:

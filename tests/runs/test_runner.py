@@ -20,6 +20,7 @@ from perdure.contract import (
     ClientResult,
     CollectedUploads,
     Context,
+    Diagnosis,
     Exchange,
     LocalUpdate,
     Method,
@@ -105,8 +106,8 @@ class Stateful(Method):
     def ignore(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         return server
 
-    def diagnostics(self, server: Server, context: Context) -> Any:
-        return {"speed": float(server.state.momentum.norm()), "n": server.state.rounds}
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        return Diagnosis({"speed": float(server.state.momentum.norm()), "n": server.state.rounds})
 
 
 STATEFUL = {**VALUES, "method": {"kind": f"{__name__}.Stateful"}}

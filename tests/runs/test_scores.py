@@ -56,7 +56,7 @@ def test_a_score_is_that_of_the_model_on_the_task() -> None:
     for number in range(2):
         task = experiment.task(number)
         (group,) = task.groups
-        x, labels = task.test.gather(group.index), task.test_labels[group.index]
+        x, labels = task.test.gather(group.index), task.test.y[group.index]
         logits = experiment.method.predict(state.server, x, evaluator.network, None, None)
         predicted = evaluator.network.outputs.output_labels(1)[logits.argmax(1)]
         expected = f1_score(labels, predicted, labels=task.classes, average="macro")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perdure.config import parse
-from perdure.contract import Method, Needs, Train
+from perdure.contract import Method, Needs, Preferences, Train
 from perdure.contract.uploads import Sum, stack_of_one
 from perdure.core.errors import UserError
 from perdure.runs.run import run
@@ -96,7 +96,7 @@ class Weighted(Method):
 
     @property
     def needs(self):
-        return Needs(sets_weights=True)
+        return Needs(prefers=Preferences(weighting="own"))
 
 
 REFUSED = {

@@ -61,7 +61,7 @@ def test_a_step_is_one_on_all_examples_and_all_blocks_of_the_head(outputs: str |
     tasks = make_stream(plain, Rng(0)).tasks
     every = torch.arange(60)
     x = torch.cat([task.train.gather(every) for task in tasks])
-    targets = torch.cat([task.train_labels + 10 * task.index for task in tasks])
+    targets = torch.cat([task.train.y + 10 * task.index for task in tasks])
     grads = torch.autograd.grad(joint_loss(before, x, targets), list(before.values()))
     for (name, p), grad in zip(before.items(), grads, strict=True):
         torch.testing.assert_close(state.server.params[name], (p - 0.5 * grad).detach(), msg=name)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from perdure.config import parse
-from perdure.contract import Client, Method, Needs
+from perdure.contract import Client, Method, Needs, Preferences
 from perdure.core.errors import UserError
 from perdure.training.experiment import build_experiment, choose_device
 from perdure.training.state import RunState
@@ -36,7 +36,8 @@ class SplitOnly(Method):
 class Prefers(Method):
     @property
     def needs(self) -> Needs:
-        return Needs(head={"split": "growing"}, weighting="uniform", active_outputs="seen")
+        prefers = Preferences({"split": "growing"}, active_outputs="seen", weighting="uniform")
+        return Needs(prefers=prefers)
 
 
 def client(values: dict[str, Any], number: int = 0, task: int = 0) -> Client:
@@ -148,7 +149,7 @@ def test_a_client_holds_only_rows_of_the_task() -> None:
     experiment = build_experiment(parse(VALUES))
     for task in range(3):
         rows = torch.cat([client(VALUES, n, task).data.index for n in range(4)])
-        labels = experiment.task(task).train_labels[rows]
+        labels = experiment.task(task).train.y[rows]
         assert len(torch.unique(rows)) == len(rows)
         assert set(labels.tolist()) == set(experiment.task(task).classes)
 
@@ -158,7 +159,7 @@ def test_targets_of_a_growing_head_are_in_the_block_of_the_task(task: int) -> No
     values = {**VALUES, "model": {"hidden": [6], "head": "growing"}}
     experiment, data = build_experiment(parse(values)), client(values, 0, task).data
     batch = data.batch(data.index)
-    labels = experiment.task(task).train_labels[data.index].tolist()
+    labels = experiment.task(task).train.y[data.index].tolist()
     classes = experiment.task(task).classes
     assert batch.y.tolist() == [3 * task + classes.index(label) for label in labels]
     assert batch.active_outputs is not None

@@ -55,7 +55,7 @@ def test_the_loss_of_one_step_is_that_of_all_rows(engine: str) -> None:
         task.train.gather(rows).flatten(1) @ params["fc1.weight"].T + params["fc1.bias"]
     )
     logits = hidden @ params["head.0.weight"].T + params["head.0.bias"]
-    targets = torch.searchsorted(torch.tensor(task.classes), task.train_labels[rows])
+    targets = torch.searchsorted(torch.tensor(task.classes), task.train.y[rows])
     expected = F.cross_entropy(logits, targets)
     assert event["loss"] == pytest.approx(expected.item(), rel=1e-5)
 

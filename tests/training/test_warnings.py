@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,16 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.contract import Change, CollectedUploads, Context, Exchange, Method, Server, Train
+from perdure.contract import (
+    Change,
+    CollectedUploads,
+    Context,
+    Diagnosis,
+    Exchange,
+    Method,
+    Server,
+    Train,
+)
 from perdure.core.errors import RunError
 from perdure.core.trees import scaled
 
@@ -41,16 +49,17 @@ class Explodes(Method):
         factor = self.factor if (context.task, context.round) == (1, 1) else 1.0
         return Change(scaled(change.params, factor), change.buffers, change.state)
 
-    def divergence_hint(self, context: Context) -> str:
-        return f"factor {self.factor:g} of explodes (try 1)"
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        return Diagnosis(divergence=f"factor {self.factor:g} of explodes (try 1)")
 
 
 @dataclass(frozen=True)
 class Warns(Method):
     """FedAvg that warns of the same in every round, and of its task."""
 
-    def warnings(self, server: Server, context: Context) -> Mapping[str, str]:
-        return {"always": f"from task {context.task}", f"task {context.task}": "again"}
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        texts = {"always": f"from task {context.task}", f"task {context.task}": "again"}
+        return Diagnosis(warnings=texts)
 
 
 def method(kind: type, **keys: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from perdure.contract.checks import ContractError
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train, stacked
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch, Rows, Scalar, Step
 from perdure.contract.transforms import AddToGradient, ProjectOut, Proximal, Transform
@@ -22,6 +22,7 @@ __all__ = [
     "CollectedUploads",
     "Context",
     "ContractError",
+    "Diagnosis",
     "Each",
     "Exchange",
     "LocalUpdate",
@@ -29,6 +30,7 @@ __all__ = [
     "Needs",
     "Nothing",
     "OncePerTask",
+    "Preferences",
     "Prepared",
     "ProjectOut",
     "Proximal",

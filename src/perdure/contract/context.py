@@ -16,7 +16,7 @@ from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree
-from perdure.data.inputs import AnyInputs
+from perdure.data.examples import AnyExamples
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass
 
@@ -106,8 +106,8 @@ class Server(Generic[S]):
 class ClientData:
     """A client's examples of the current task: an index into the task's shared training set."""
 
-    inputs: AnyInputs
-    """Inputs of the task's whole training set."""
+    examples: AnyExamples
+    """The task's whole training set."""
     index: Tensor
     """int64 [examples]: the client's rows of the task's training set."""
     targets: Tensor
@@ -126,7 +126,7 @@ class ClientData:
             local_epoch: int64 scalar, from 0: recorded in the batch for the method. If None, 0.
 
         """
-        x, cached = self.inputs.gather(rows), self.inputs.gather_cached(rows)
+        x, cached = self.examples.gather(rows), self.examples.gather_cached(rows)
         return Batch(x, self.targets[rows], None, self.active_outputs, cached, local_epoch)
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
@@ -175,7 +175,7 @@ class Client(Generic[C]):
     weight_cap: float = math.inf
     """Number of examples beyond which the client's do not count (`federation.max_node_share`)."""
     stored_source: Callable[[], Iterator[Batch]] | None = None
-    """Yields `stored_batches`. If None, no method of the combination stores examples."""
+    """Yields the stored examples. If None, no method of the combination stores examples."""
     min_rows: int = 0
     """Rows that the client must have to send anything, and rows of a class to send anything about
     the class (see `without_small_classes`)."""

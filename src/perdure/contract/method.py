@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from perdure.contract.context import Client, Context, Server
+from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.needs import Needs
 from perdure.contract.states import Nothing
-from perdure.contract.step import Batch
 from perdure.core.trees import Tree
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass
@@ -26,15 +25,17 @@ NO_TASK = -1
 """The predicted task of a row that fits no known task."""
 
 
-def best_tasks(scores: Tensor) -> Tensor:
-    """Return the task of the largest score of each row, int64 [rows].
+def best_tasks(routed: Tensor) -> Tensor:
+    """Return the predicted task of each row, int64 [rows], given what `Method.route` returned.
 
     Args:
-        scores: float [rows, tasks]; -inf for all tasks of a row of no known task, which gets
-            NO_TASK.
+        routed: float [rows, tasks], of which the largest score of a row decides; -inf for all tasks
+            of a row of no known task, which gets NO_TASK. Or the tasks, int64 [rows].
 
     """
-    best, tasks = scores.max(1)
+    if not routed.is_floating_point():
+        return routed
+    best, tasks = routed.max(1)
     return tasks.masked_fill(best == -torch.inf, NO_TASK)
 
 
@@ -51,6 +52,26 @@ def task_margins(scores: Tensor) -> Tensor:
         return scores.new_full((len(scores),), torch.nan)
     first, second = scores.topk(2, dim=1).values.unbind(1)
     return torch.where(second == -torch.inf, torch.nan, first - second)
+
+
+# ------------------------------------------------------------------------------------------------
+# What a method says about a run.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a method says about a run, after a round or at a task's end."""
+
+    numbers: Tree = field(default_factory=dict)
+    """Plain numbers for events.jsonl."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """Sentences about what limits the run, by a key that names the cause. Of each key the first
+    sentence is logged, and recorded in events.jsonl and result.json; later ones are ignored."""
+    divergence: str = ""
+    """Which hyperparameters may make training diverge, their values and what to try. It becomes
+    part of a sentence: "likely cause: HINT, or train.lr 0.1 (try 0.03)". Empty if there are
+    none."""
 
 
 # ------------------------------------------------------------------------------------------------
@@ -91,7 +112,11 @@ class Method:
 
     @property
     def needs(self) -> Needs:
-        """The requirements and preferences of the method."""
+        """The requirements and preferences of the method.
+
+        Where they do not depend on hyperparameters, a class variable says them:
+        `needs: ClassVar[Needs] = Needs(classes=True)`.
+        """
         return Needs()
 
     def check_config(self, config: Any) -> str | None:
@@ -152,21 +177,14 @@ class Method:
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Return the predicted task per row, int64 [rows]; None if the method cannot route.
+        """Return how well each row fits each task so far; None if the method cannot route.
 
-        -1 for a row of no known task: its class is predicted among those of all tasks so far.
-        By default: the task of the largest of `task_scores`.
-        """
-        scores = self.task_scores(server, x, network, client_state)
-        return None if scores is None else best_tasks(scores)
+        Returns:
+            float [rows, tasks]; larger is better, and the largest is the predicted task. A row of
+            no known task has -inf for all tasks: its class is predicted among those of all tasks
+            so far. A method without such numbers returns the predicted task of each row, int64
+            [rows], -1 for a row of no known task.
 
-    def task_scores(
-        self, server: Server, x: Tensor, network: Network, client_state: Any = None
-    ) -> Tensor | None:
-        """Return how well each row fits each task so far, float [rows, tasks]; larger is better.
-
-        A row of no known task has -inf for all tasks. None if the method cannot route, or routes
-        without such a number.
         """
         return None
 
@@ -178,30 +196,6 @@ class Method:
         """
         return self
 
-    def stored_batches(self, client: Client) -> Iterator[Batch]:
-        """Yield a client's stored examples of earlier tasks, if `Needs.stored_examples`.
-
-        Other methods of a combination receive them as `client.stored_batches()`. The weight of a
-        row is the number of examples that it stands for.
-        """
-        return iter(())
-
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return plain numbers for events.jsonl, after each round and at a task's end."""
-        return {}
-
-    def warnings(self, server: Server, context: Context) -> Mapping[str, str]:
-        """Return sentences about what limits the run, by a key that names the cause.
-
-        It is called as `diagnostics` is. Of each key the first sentence is logged, and recorded
-        in events.jsonl and result.json; later ones are ignored.
-        """
-        return {}
-
-    def divergence_hint(self, context: Context) -> str:
-        """Return which hyperparameters may make training diverge, their values and what to try.
-
-        It becomes part of a sentence: "likely cause: HINT, or train.lr 0.1 (try 0.03)". Empty if
-        there are none.
-        """
-        return ""
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return what the method says about the run, after each round and at a task's end."""
+        return Diagnosis()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from perdure.config import Config, NaturalPartition
 from perdure.core.errors import UserError, bad_value
+from perdure.data.examples import Array, Examples, Source
 from perdure.data.labels import sort_names
-from perdure.data.source import Array, ConfigLocation, Examples, Source
+from perdure.data.source import ConfigLocation
 
 Names = Sequence[str] | Array
 """Strings."""
@@ -65,9 +66,7 @@ def _renumbered(source: Source, names: tuple[str, ...]) -> Source:
     def changed(rows: Examples) -> Examples:
         return rows if rows.clients is None else replace(rows, clients=new[rows.clients])
 
-    return replace(
-        source, train=changed(source.train), test=changed(source.test), client_names=names
-    )
+    return replace(source.map(changed), client_names=names)
 
 
 def check_clients(config: Config, source: Source) -> None:

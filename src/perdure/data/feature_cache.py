@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.data.inputs import Inputs
+from perdure.data.examples import Examples
 from perdure.data.streams.stream import LazyTasks, Stream, Task, map_tasks
 
 FeatureFunction = Callable[[Tensor], Tensor]
@@ -66,10 +66,10 @@ class CacheFolder:
     backbone: str
     """Hash of the backbone that computes the vectors."""
 
-    def open_storage(self, inputs: Inputs, size: int) -> FileCacheStorage:
-        """Return the storage for some inputs and vectors of `size`; its file is made if missing."""
-        rows, blocks = len(inputs), _blocks(inputs)
-        path = self.folder / f"{self._name(inputs)}.features"
+    def open_storage(self, examples: Examples, size: int) -> FileCacheStorage:
+        """Return the storage for examples and vectors of `size`; its file is made if missing."""
+        rows, blocks = len(examples), _blocks(examples)
+        path = self.folder / f"{self._name(examples)}.features"
         if not path.is_file():
             self._create(path, 4 * rows * size + blocks)
         mapped = np.memmap(path, np.uint8, "r+", shape=(4 * rows * size + blocks,))
@@ -77,10 +77,12 @@ class CacheFolder:
         values = content[: 4 * rows * size].view(torch.float32).view(rows, size)
         return FileCacheStorage(values, content[4 * rows * size :].view(torch.bool), mapped)
 
-    def _name(self, inputs: Inputs) -> str:
+    def _name(self, examples: Examples) -> str:
         """Return a hash of the backbone and of the normalized rows."""
-        digest = hashlib.sha256(f"{self.backbone} {inputs.shape} {inputs.rows.dtype}".encode())
-        for tensor in (inputs.rows, inputs.scale, inputs.shift, inputs.permutation):
+        digest = hashlib.sha256(f"{self.backbone} {examples.shape} {examples.x.dtype}".encode())
+        normalization = examples.normalization
+        scales = () if normalization is None else (normalization.scale, normalization.shift)
+        for tensor in (examples.rows, *scales, examples.permutation):
             if tensor is not None:
                 digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()[:32]
@@ -94,26 +96,26 @@ class CacheFolder:
 
 
 class FeatureCache:
-    """One vector per row of some inputs, computed when it is first gathered."""
+    """One vector per row of some examples, computed when it is first gathered."""
 
     def __init__(
         self,
-        inputs: Inputs,
+        examples: Examples,
         compute: FeatureFunction,
         size: int,
         max_bytes: int = _IN_MEMORY,
         folder: CacheFolder | None = None,
     ) -> None:
-        self._inputs, self._compute, self._size = inputs, compute, size
+        self._examples, self._compute, self._size = examples, compute, size
         self._max_bytes, self._folder = max_bytes, folder
 
     @cached_property
     def _storage(self) -> CacheStorage:
         if self._folder is not None:
-            return self._folder.open_storage(self._inputs, self._size)
-        device = self._inputs.rows.device
-        values = _allocate(len(self._inputs), self._size, device, self._max_bytes)
-        return CacheStorage(values, torch.zeros(_blocks(self._inputs), dtype=torch.bool))
+            return self._folder.open_storage(self._examples, self._size)
+        device = self._examples.device
+        values = _allocate(len(self._examples), self._size, device, self._max_bytes)
+        return CacheStorage(values, torch.zeros(_blocks(self._examples), dtype=torch.bool))
 
     def gather(self, index: Tensor) -> Tensor:
         """Return the vectors of the rows at `index` (int64): float32 [*index.shape, size]."""
@@ -125,13 +127,13 @@ class FeatureCache:
         return storage.values.index_select(0, rows).view(*index.shape, self._size).to(index.device)
 
     def _compute_block(self, storage: CacheStorage, block: int) -> None:
-        first, last = block * _BLOCK, min((block + 1) * _BLOCK, len(self._inputs))
-        rows = torch.arange(first, last, device=self._inputs.rows.device)
-        storage.put(block, first, self._compute(self._inputs.gather(rows)))
+        first, last = block * _BLOCK, min((block + 1) * _BLOCK, len(self._examples))
+        rows = torch.arange(first, last, device=self._examples.device)
+        storage.put(block, first, self._compute(self._examples.gather(rows)))
 
 
-def _blocks(inputs: Inputs) -> int:
-    return -(-len(inputs) // _BLOCK)
+def _blocks(examples: Examples) -> int:
+    return -(-len(examples) // _BLOCK)
 
 
 def _allocate(rows: int, size: int, device: torch.device, max_bytes: int) -> Tensor:
@@ -146,18 +148,18 @@ def with_feature_cache(
 ) -> Stream:
     """Return the stream with a feature cache for the inputs of every task.
 
-    Tasks over the same inputs share a cache. Lazily made tasks stay lazy and share vectors only
+    Tasks over the same examples share a cache. Lazily made tasks stay lazy and share vectors only
     through `folder`.
     """
     caches: dict[tuple[int, int], FeatureCache] = {}
     is_lazy = isinstance(stream.tasks, LazyTasks)
 
-    def with_cache(inputs: Inputs) -> Inputs:
-        key = (id(inputs.rows), id(inputs.permutation))
-        cache = caches.get(key) or FeatureCache(inputs, compute, size, folder=folder)
+    def with_cache(examples: Examples) -> Examples:
+        key = (id(examples.x), id(examples.permutation))
+        cache = caches.get(key) or FeatureCache(examples, compute, size, folder=folder)
         if not is_lazy:
             caches[key] = cache
-        return replace(inputs, cached_features=cache)
+        return replace(examples, cached_features=cache)
 
     def with_caches(task: Task) -> Task:
         return replace(task, train=task.train.map(with_cache), test=task.test.map(with_cache))

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 
 from perdure.config import CropAugment, DataConfig, FlipAugment
 from perdure.core.errors import UserError, bad_value
-from perdure.data.source import Source
+from perdure.data.examples import Source
 
 # ------------------------------------------------------------------------------------------------
 # Resizing images, and converting them between one and three channels.
@@ -84,12 +84,7 @@ def resize_source(source: Source, size: int | None, channels: int | None) -> Sou
 
 
 def _with_shape(source: Source, shape: tuple[int, ...]) -> Source:
-    train, test = source.train, source.test
-    return replace(
-        source,
-        train=replace(train, x=fit_images(train.x, shape)),
-        test=replace(test, x=fit_images(test.x, shape)),
-    )
+    return source.map(lambda part: replace(part, x=fit_images(part.x, shape)))
 
 
 def unify_shapes(sources: Sequence[Source]) -> list[Source]:

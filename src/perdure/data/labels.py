@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import DataConfig
 from perdure.core.errors import UserError
-from perdure.data.source import Array, Examples, Source, check_classes, check_labels
+from perdure.data.examples import Array, Examples, Source
+from perdure.data.source import check_classes, check_labels
 
 # ------------------------------------------------------------------------------------------------
-# Targets that are numbers (`data.target: number`): their standardization, and their one class.
+# Targets that are numbers (`data.target: number`), and their one class.
 #
 # Where classes are counted, all examples with numbers are of one class, whose output is the number.
 # ------------------------------------------------------------------------------------------------
 
 NUMBER_CLASS = ("number",)
 """Names of the classes of examples whose targets are numbers."""
-
-
-@dataclass(frozen=True)
-class NumberScale:
-    """Mean and standard deviation by which numbers are standardized for training."""
-
-    mean: float
-    std: float
-
-    def standardize(self, values: Tensor) -> Tensor:
-        """Return numbers in their own unit, of any shape, as targets of training, float32."""
-        return ((values.double() - self.mean) / self.std).float()
-
-    def restore(self, values: Tensor) -> Tensor:
-        """Return outputs of a model in the unit of the data, double."""
-        return values.double() * self.std + self.mean
-
-
-def number_scale(y: Tensor, config: DataConfig) -> NumberScale | None:
-    """Return the scale of training targets, or None if they are labels of classes.
-
-    Args:
-        y: Targets of the training data: int64 labels, or double [rows].
-        config: The section with `target_mean` and `target_std`. If None, they are those of `y`.
-
-    """
-    if not y.is_floating_point():
-        return None
-    mean, std = config.target_mean, config.target_std
-    mean = float(y.double().mean()) if mean is None else mean
-    return NumberScale(mean, std or _deviation(y.double()))
-
-
-def _deviation(y: Tensor) -> float:
-    """Return the standard deviation, or 1 of numbers that are all the same."""
-    return float(y.std(correction=0)) or 1.0
 
 
 def class_labels(y: Tensor) -> Tensor:
@@ -232,5 +196,4 @@ def relabel(source: Source, names: Mapping[str, int]) -> Source:
     def changed(rows: Examples) -> Examples:
         return replace(rows, y=labels[rows.y])
 
-    train, test = changed(source.train), changed(source.test)
-    return replace(source, train=train, test=test, class_names=tuple(names))
+    return replace(source.map(changed), class_names=tuple(names))

@@ -26,6 +26,7 @@ from perdure.core.errors import UserError
 from perdure.core.registry import find_given, import_object, is_object
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location
+from perdure.data.examples import Examples, Source
 from perdure.data.images import resize_source
 from perdure.data.named.load import resolve_named
 from perdure.data.python_objects import (
@@ -37,7 +38,7 @@ from perdure.data.python_objects import (
     rows_sources,
 )
 from perdure.data.rows import Rows, limit_test, limit_train, rows_source
-from perdure.data.source import ConfigLocation, Examples, Source
+from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import load_digits, load_idx, load_npz, load_npz_domains
 from perdure.data.sources.huggingface import load_huggingface
 from perdure.data.sources.image_folder import (

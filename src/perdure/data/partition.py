@@ -15,7 +15,8 @@ from perdure.config import ROUNDING, ClientsConfig, Config, PartitionConfig
 from perdure.config import clients as kinds
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
-from perdure.data.source import Array
+from perdure.data.examples import Array, Examples
+from perdure.data.labels import class_labels
 
 # ------------------------------------------------------------------------------------------------
 # Partitions: which examples of a task each client holds, computed on demand.
@@ -175,15 +176,11 @@ def present_only(partition: Partition, present: Array | None) -> Partition:
 # ------------------------------------------------------------------------------------------------
 
 
-def partition_once(
-    labels: Array, clients: ClientsConfig, rng: Rng, owners: Array | None = None
-) -> Partition:
-    """Divide all rows, whose labels are `labels`, over all clients, for every task of a stream.
-
-    `owners` is as in `make_partition`.
-    """
+def partition_once(examples: Examples, clients: ClientsConfig, rng: Rng) -> Partition:
+    """Divide all training examples of a source over all clients, for every task of a stream."""
     generator = rng.numpy_generator("partition", 0)
-    rows = np.arange(len(labels))
+    labels, rows = class_labels(examples.y).numpy(), np.arange(len(examples))
+    owners = None if examples.clients is None else examples.clients.numpy()
     return make_partition(labels, rows, clients.count, clients.partition, generator, owners=owners)
 
 

@@ -18,8 +18,9 @@ from perdure.config import CustomData
 from perdure.core.errors import UserError
 from perdure.core.registry import object_name
 from perdure.core.rng import Rng
+from perdure.data.examples import Array, Source, Text
 from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
-from perdure.data.source import Array, ConfigLocation, Source, Text
+from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import array_rows
 from perdure.data.sources.huggingface import dataset_rows
 from perdure.data.sources.image_folder import Opener, decode_images

@@ -10,16 +10,9 @@ from torch import Tensor
 
 from perdure.core.rng import Rng
 from perdure.data.clients import with_clients
+from perdure.data.examples import Array, Examples, Source, Text
 from perdure.data.labels import encode_labels
-from perdure.data.source import (
-    Array,
-    ConfigLocation,
-    Examples,
-    Source,
-    Text,
-    check_inputs,
-    check_tensor,
-)
+from perdure.data.source import ConfigLocation, check_inputs, check_tensor
 from perdure.data.text import hash_words
 
 # ------------------------------------------------------------------------------------------------
@@ -54,18 +47,14 @@ def limit_train(source: Source, limit: int | None, rng: np.random.Generator) -> 
     """
     if limit is None or limit >= len(source.train):
         return source
-    rows = _random_rows(len(source.train), limit, rng)
-    texts = source.texts and ([source.texts[0][i] for i in rows], source.texts[1])
-    return replace(source, train=source.train.select(rows), texts=texts)
+    return replace(source, train=source.train.select(_random_rows(len(source.train), limit, rng)))
 
 
 def limit_test(source: Source, limit: int | None, rng: np.random.Generator) -> Source:
     """Return the source with at most `limit` random test examples, as `limit_train` does."""
     if limit is None or limit >= len(source.test):
         return source
-    rows = _random_rows(len(source.test), limit, rng)
-    texts = source.texts and (source.texts[0], [source.texts[1][i] for i in rows])
-    return replace(source, test=source.test.select(rows), texts=texts)
+    return replace(source, test=source.test.select(_random_rows(len(source.test), limit, rng)))
 
 
 def _random_rows(rows: int, limit: int, rng: np.random.Generator) -> Array:
@@ -96,6 +85,11 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def texts(self) -> list[Text] | None:
+        """The inputs if they are texts."""
+        return self.x if isinstance(self.x, list) else None
 
     def checked(self) -> Part:
         """Return the rows with their inputs as a checked tensor; texts are left as they are.
@@ -250,10 +244,10 @@ def _source(
     x, x_test = (_inputs(part, reading) for part in (train, test))
     _check_alike(x, x_test, train.suffix, test.suffix)
     examples = [
-        Examples(values, torch.from_numpy(part.y)) for values, part in ((x, train), (x_test, test))
+        Examples(values, torch.from_numpy(part.y), texts=part.texts)
+        for values, part in ((x, train), (x_test, test))
     ]
-    texts = (train.x, test.x) if isinstance(train.x, list) and isinstance(test.x, list) else None
-    source = Source(name, examples[0], examples[1], classes, texts, rows.feature_names)
+    source = Source(name, examples[0], examples[1], classes, rows.feature_names)
     if train.clients is None:
         return source
     return with_clients(source, train.clients, test.clients)

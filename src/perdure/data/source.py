@@ -1,9 +1,8 @@
-"""Sources: labeled training and test examples in memory, and the checks that their arrays pass."""
+"""Where a source stands in the config, and the checks that the arrays of every source pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,59 +10,7 @@ from torch import Tensor
 
 from perdure.config import ColumnPartition, NaturalPartition
 from perdure.core.errors import UserError
-
-# ------------------------------------------------------------------------------------------------
-# Sources: labeled training and test examples in memory, over named classes.
-# ------------------------------------------------------------------------------------------------
-
-Array = np.ndarray[Any, Any]
-Text = str | tuple[str, str]
-"""A text, or a pair of them."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Labeled examples."""
-
-    x: Tensor
-    """uint8 images [N, C, H, W], uint8 word counts [N, F] or int32 tokens [N, L]; or float32
-    features [N, F], time series [N, C, L] or images [N, C, H, W]."""
-    y: Tensor
-    """Labels, int64 [N]; or numbers, double [N], with `data.target: number`."""
-    clients: Tensor | None = None
-    """Number of the client of each row in `Source.client_names`, int64 [N]. If None, the data does
-    not name clients."""
-
-    def __len__(self) -> int:
-        return self.y.shape[0]
-
-    def select(self, index: Array) -> Examples:
-        """Return the examples at the positions `index` (int64), in that order."""
-        rows = torch.from_numpy(index)
-        clients = None if self.clients is None else self.clients[rows]
-        return Examples(self.x[rows], self.y[rows], clients)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A training and a test set over named classes."""
-
-    name: str
-    train: Examples
-    test: Examples
-    class_names: tuple[str, ...]
-    """The name of every class, by label."""
-    texts: tuple[list[Text], list[Text]] | None = None
-    """The texts (training, test) of a text source, for models with their own tokenizer."""
-    feature_names: tuple[str, ...] | None = None
-    """The columns of a table that are features, in their order."""
-    client_names: tuple[str, ...] | None = None
-    """The clients that hold rows. If None, the data does not name clients."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one example: (C, H, W), (C, L), (F,) or (L,)."""
-        return tuple(self.train.x.shape[1:])
+from perdure.data.examples import Array
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from perdure.config import Config, TextModel
 from perdure.core.errors import bad_value
 from perdure.core.registry import require
-from perdure.data.source import Source, Text
+from perdure.data.examples import Source, Text
 from perdure.models.backbones import Card, backbone_weights
 from perdure.models.pretrained import PretrainedWeights
 
@@ -42,12 +42,14 @@ def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False
     """
     if not isinstance(config.model, TextModel):
         return sources
-    without = next((source.name for source in sources if source.texts is None), None)
+    without = next((source.name for source in sources if source.train.texts is None), None)
     if without is not None:
         expected = f"a model for images, since {without} contains no texts"
         raise bad_value("model.kind", "text", expected)
     tokenize, padding = load_tokenizer(config.model)
-    tokens = [[tokenize(texts) for texts in source.texts or ()] for source in sources]
+    tokens = [
+        [tokenize(part.texts or []) for part in (source.train, source.test)] for source in sources
+    ]
     longest = max(len(row) for both in tokens for rows in both for row in rows)
     length = config.model.max_tokens if padded else longest
     return [
@@ -58,18 +60,18 @@ def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False
 
 def tokenize_to(source: Source, config: Config, shape: tuple[int, ...]) -> Source:
     """Return a source with its texts as rows of `shape[0]` tokens if the model reads text."""
-    if not isinstance(config.model, TextModel) or source.texts is None:
+    if not isinstance(config.model, TextModel) or source.train.texts is None:
         return source
-    rows = [token_rows(texts, config.model, shape[0]) for texts in source.texts]
+    parts = (source.train, source.test)
+    rows = [token_rows(part.texts or [], config.model, shape[0]) for part in parts]
     return _with_rows(source, *rows)
 
 
 def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
     return replace(
         source,
-        train=replace(source.train, x=train),
-        test=replace(source.test, x=test),
-        texts=None,
+        train=replace(source.train, x=train, texts=None),
+        test=replace(source.test, x=test, texts=None),
     )
 
 

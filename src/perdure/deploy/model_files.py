@@ -20,8 +20,7 @@ from perdure.core.errors import PerdureError, UserError
 from perdure.core.files import sha256, sync, write_atomic
 from perdure.core.registry import give_again
 from perdure.core.trees import Tree, decode, encode
-from perdure.data.inputs import Inputs
-from perdure.data.labels import NumberScale
+from perdure.data.examples import Examples, NumberScale
 from perdure.deploy.custom_code import check_hashes, check_trust, code_hashes
 from perdure.deploy.predictions import dtype_name
 from perdure.deploy.trained_model import TrainedModel
@@ -143,20 +142,21 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
     one, never parts of both.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    server, inputs = state.server, experiment.task(0).test
-    assert isinstance(inputs, Inputs)
+    server, examples = state.server, experiment.task(0).test
+    assert isinstance(examples, Examples)
+    assert examples.normalization is not None
     tree = {
         "params": server.params,
         "buffers": server.buffers,
         "state": prediction_state(experiment.method, server.state),
-        "scale": inputs.scale,
-        "shift": inputs.shift,
+        "scale": examples.normalization.scale,
+        "shift": examples.normalization.shift,
         **_constants(experiment.network),
     }
     data = encode(tree)
     outputs = experiment.network.outputs.until(state.task - 1)
     numbers = experiment.task(0).numbers
-    dtype = torch.int32 if experiment.config.model.kind == "text" else inputs.rows.dtype
+    dtype = torch.int32 if experiment.config.model.kind == "text" else examples.x.dtype
     card = {
         "config": experiment.config.model_dump(mode="json"),
         "shape": list(experiment.stream.shape),

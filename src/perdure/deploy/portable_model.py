@@ -20,7 +20,7 @@ from perdure.config import Config, CustomData
 from perdure.core.errors import PerdureError, RunError, UserError
 from perdure.core.files import write_atomic
 from perdure.core.registry import require
-from perdure.data.inputs import Inputs
+from perdure.data.examples import Examples
 from perdure.deploy.custom_code import code_folder, data_sections, foreign_kinds
 from perdure.deploy.trained_model import TrainedModel
 from perdure.training.experiment import build_experiment
@@ -67,7 +67,9 @@ def _test_rows(model: TrainedModel, run: Path, count: int) -> Tensor | None:
     experiment = build_experiment(model.config, method_dir=code_folder(run))
     tests = [experiment.task(task).test for task in range(model.last_task + 1)]
     share = -(-count // len(tests))
-    parts = [test.rows[:: max(1, len(test) // share)] for test in tests if isinstance(test, Inputs)]
+    parts = [
+        test.rows[:: max(1, len(test) // share)] for test in tests if isinstance(test, Examples)
+    ]
     if not parts or parts[0].dtype != model.dtype:
         return None
     return torch.cat(parts)[:count].reshape(-1, *model.shape).cpu()

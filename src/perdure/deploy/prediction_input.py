@@ -22,8 +22,9 @@ from torch import Tensor
 from perdure.config import FolderData
 from perdure.core.documents import json_value
 from perdure.core.errors import UserError, bad_value
+from perdure.data.examples import Text
 from perdure.data.images import fit_images
-from perdure.data.source import ConfigLocation, Text, check_features, check_images
+from perdure.data.source import ConfigLocation, check_features, check_images
 from perdure.data.sources.image_folder import SUFFIXES, Opener, decode_images
 from perdure.data.sources.table import TABLE_SUFFIXES, TableFile
 from perdure.data.sources.text import read_lines, text_of

@@ -128,8 +128,9 @@ def score_rows(
         x: Rows, float [rows, ...] or int32 tokens.
 
     """
-    tasks = method.task_scores(server, x, network)
-    routes = best_tasks(tasks) if tasks is not None else method.route(server, x, network)
+    routed = method.route(server, x, network)
+    routes = None if routed is None else best_tasks(routed)
+    tasks = routed if routed is not None and routed.is_floating_point() else None
     logits = method.predict(server, x, network)
     return RowScores(outputs.class_scores(logits, routes), routes, tasks)
 

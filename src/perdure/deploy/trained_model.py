@@ -19,9 +19,7 @@ from perdure.contract.states import partial_from_tree, to_tree
 from perdure.core.errors import UserError
 from perdure.core.notebook import html_table
 from perdure.core.trees import Tensors, join_tree, split_tree
-from perdure.data.inputs import Inputs
-from perdure.data.labels import NumberScale
-from perdure.data.source import Text
+from perdure.data.examples import Normalization, NumberScale, Text
 from perdure.data.sources.table import frame_features
 from perdure.data.text import hash_words, token_rows
 from perdure.deploy.predictions import (
@@ -283,9 +281,9 @@ class TrainedModel:
         return OutputMap.of(self.network.outputs, self.last_task)
 
     def _chunks(self, x: InputRows) -> Iterator[Tensor]:
-        inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
-        for index in torch.split(torch.arange(len(inputs)), _ROWS_PER_CHUNK):
-            yield inputs.gather(index)
+        normalization = Normalization(self.scale, self.shift)
+        for rows in torch.split(self._rows(x), _ROWS_PER_CHUNK):
+            yield normalization.apply(rows).view(-1, *self.shape)
 
     @cached_property
     def module(self) -> ModelModule:

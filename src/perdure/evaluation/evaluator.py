@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Server
-from perdure.contract.method import Method
+from perdure.contract.method import Method, best_tasks
 from perdure.core.trees import Tensors
 from perdure.data.streams.stream import EvalGroup, Task
 from perdure.evaluation.counts import count_numbers, r2_of
@@ -136,7 +136,7 @@ class TaskPredictions:
 
     def _group_counts(self, group: EvalGroup) -> EvaluationCounts:
         rows, weight = self.position[group.index], group.weight
-        labels = self.task.test_labels[group.index].cpu()
+        labels = self.task.test.y[group.index].cpu()
         correct, sums = dict.fromkeys(MODES, 0.0), {}
         for mode, mask in self._masks(group, rows).items():
             logits = self.logits[mode][rows]
@@ -262,7 +262,7 @@ class Evaluator:
         """Return what the model predicts for the test rows of a task."""
         rows = torch.unique(torch.cat([group.index for group in task.groups]))
         logits, routes = self._outputs(task, rows)
-        position = torch.zeros(len(task.test_labels), dtype=torch.int64)
+        position = torch.zeros(len(task.test.y), dtype=torch.int64)
         position[rows] = torch.arange(len(rows))
         outputs = self.network.outputs
         return TaskPredictions(
@@ -281,7 +281,7 @@ class Evaluator:
                 aware.append(self._predict(x, network, task.index))
             route = self.method.route(self.server, x, network, self.client_state)
             if route is not None:
-                routes.append(route.cpu())
+                routes.append(best_tasks(route).cpu())
         agnostic = torch.cat(logits)
         by_mode = dict.fromkeys(MODES, agnostic)
         if aware:

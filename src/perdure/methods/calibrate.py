@@ -100,11 +100,7 @@ class Calibrate(Method):
 
     ServerState: ClassVar[type] = CalibrateState
     paper: ClassVar[str] = "Luo et al., NeurIPS 2021 (CCVR), in closed form"
-
-    @property
-    def needs(self) -> Needs:
-        """What it needs: the Gaussians at prediction."""
-        return Needs(classes=True, prediction_state=("count", "mean", "covariance"))
+    needs: ClassVar[Needs] = Needs(classes=True, prediction_state=("count", "mean", "covariance"))
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train as usual; gather statistics and refit the head at the task's end."""

@@ -36,8 +36,8 @@ from torch import Tensor
 
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, TaskExchanges, Train, split_exchanges
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Batch
 from perdure.core.errors import UserError
 from perdure.core.trees import Tree
@@ -112,8 +112,8 @@ def _aggregate(name: str, function: Callable[..., Server]) -> Callable[..., Serv
 
 Parts = tuple[tuple[str, Method], ...]
 """Methods with their kinds."""
-_ROUTING = ("route", "task_scores")
-"""Functions of which a method that routes overrides one."""
+_WIDEST: tuple[Literal["all", "seen", "task"], ...] = ("all", "seen", "task")
+"""Outputs in the loss, the widest first."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,14 @@ class Combined(Method):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UserError(f"method.with: must be different methods, got {twice!r} twice")
-        for function in ("predict", "predict_features", "predict_from_features", "wrap_network"):
+        for function in (
+            "predict",
+            "predict_features",
+            "predict_from_features",
+            "route",
+            "wrap_network",
+        ):
             refuse_two_owners(function, self._owners(function))
-        refuse_two_owners("route", self._owners(*_ROUTING))
         for function in ("predict_features", "predict_from_features"):
             refuse_two_owners(
                 "predict", sorted({*self._owners("predict"), *self._owners(function)})
@@ -138,19 +143,15 @@ class Combined(Method):
         self._check_layers()
         self.needs  # noqa: B018  (refuses preferences that differ)
 
-    def _owners(self, *functions: str) -> list[str]:
-        """Return the names of the parts that override at least one of some functions."""
-        defaults = [getattr(Method, function) for function in functions]
-        return [
-            name
-            for name, part in self.parts
-            if [getattr(type(part), function) for function in functions] != defaults
-        ]
+    def _owners(self, function: str) -> list[str]:
+        """Return the names of the parts that override a function of the contract."""
+        default = getattr(Method, function)
+        return [name for name, part in self.parts if getattr(type(part), function) is not default]
 
     def _check_layers(self) -> None:
         wrapping = self._owners("wrap_network")
         for name, part in self.parts:
-            if wrapping and part.needs.trained_layers:
+            if wrapping and part.needs.layers != "any":
                 raise UserError(
                     f"method.with: must be methods that do not need trained layers, which "
                     f"{wrapping[0]!r} freezes, got {name!r}"
@@ -178,13 +179,7 @@ class Combined(Method):
         return Needs(
             streams=frozenset.intersection(*streams),
             classes=any(needs.classes for _, needs in by_part),
-            head=_common_heads([needs for _, needs in by_part]),
-            active_outputs=_widest_outputs([needs for _, needs in by_part]),
-            weighting=_common_preference("weighting", _weighing(by_part)),
-            sets_weights=any(needs.sets_weights for _, needs in by_part),
-            demands={key: why for _, x in by_part for key, why in x.demands.items()},
-            server_lr=_common_preference("server_lr", by_part),
-            server_schedule=_common_preference("server_schedule", by_part),
+            prefers=_common_preferences([(name, needs.prefers) for name, needs in by_part]),
             max_client_weight=max(needs.max_client_weight for _, needs in by_part),
             per_client_fields=tuple(
                 combined_field(n, f) for n, x in by_part for f in x.per_client_fields
@@ -192,8 +187,7 @@ class Combined(Method):
             prediction_state=tuple(
                 f"{state_field(n)}.{f}" for n, x in by_part for f in x.prediction_state
             ),
-            trained_layers=any(needs.trained_layers for _, needs in by_part),
-            protected_layers=any(needs.protected_layers for _, needs in by_part),
+            layers=_strictest_layers([needs for _, needs in by_part]),
             stable_features=any(needs.stable_features for _, needs in by_part),
             cumulative=all(needs.cumulative for _, needs in by_part),
             stored_examples=any(needs.stored_examples for _, needs in by_part),
@@ -229,9 +223,10 @@ class Combined(Method):
 
     def stored_batches(self, client: Client) -> Iterator[Batch]:
         """Yield the stored examples of all parts."""
-        return chain.from_iterable(
-            part.stored_batches(part_client(client, name)) for name, part in self.parts
-        )
+        views = [
+            part_client(client, name) for name, part in self.parts if part.needs.stored_examples
+        ]
+        return chain.from_iterable(view.state.stored_batches(view) for view in views)
 
     def _check_forward_pass(self, split: list[tuple[str, TaskExchanges]]) -> None:
         wrapping = self._owners("wrap_network")
@@ -271,39 +266,29 @@ class Combined(Method):
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Return the tasks predicted by the one part that can route, or None."""
-        name, part = self._owner(*_ROUTING)
+        """Return what the one part that can route returns, or None."""
+        name, part = self._owner("route")
         return part.route(part_server(server, name), x, network, _part_state(client_state, name))
-
-    def task_scores(
-        self, server: Server, x: Tensor, network: Network, client_state: Any = None
-    ) -> Tensor | None:
-        """Return the scores of the tasks by the one part that can route, or None."""
-        name, part = self._owner(*_ROUTING)
-        state = _part_state(client_state, name)
-        return part.task_scores(part_server(server, name), x, network, state)
 
     def for_mixed_rows(self) -> Combined:
         """Return the combination of the parts as they predict rows of several tasks."""
         return replace(self, parts=tuple((name, p.for_mixed_rows()) for name, p in self.parts))
 
-    def _owner(self, *functions: str) -> tuple[str, Method]:
-        owners = self._owners(*functions)
+    def _owner(self, function: str) -> tuple[str, Method]:
+        owners = self._owners(function)
         return next((part for part in self.parts if part[0] in owners), self.parts[0])
 
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return each part's numbers under its name."""
-        by_part = {n: part.diagnostics(part_server(server, n), context) for n, part in self.parts}
-        return {name: numbers for name, numbers in by_part.items() if numbers}
-
-    def warnings(self, server: Server, context: Context) -> Mapping[str, str]:
-        """Return each part's warnings, their keys with its name."""
-        by_part = {n: part.warnings(part_server(server, n), context) for n, part in self.parts}
-        return {f"{n}.{key}": text for n, found in by_part.items() for key, text in found.items()}
-
-    def divergence_hint(self, context: Context) -> str:
-        """Return the hints of all parts."""
-        return ", or ".join(filter(None, (p.divergence_hint(context) for _, p in self.parts)))
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return each part's numbers under its name, its warnings, their keys with its name."""
+        found = {n: part.diagnose(part_server(server, n), context) for n, part in self.parts}
+        numbers: Tree = {n: each.numbers for n, each in found.items() if each.numbers}
+        warnings = {
+            f"{name}.{key}": text
+            for name, each in found.items()
+            for key, text in each.warnings.items()
+        }
+        hints = filter(None, (each.divergence for each in found.values()))
+        return Diagnosis(numbers, warnings, ", or ".join(hints))
 
 
 def _state_class(name: str, kinds: list[tuple[str, type]]) -> type:
@@ -311,33 +296,44 @@ def _state_class(name: str, kinds: list[tuple[str, type]]) -> type:
     return make_dataclass(name, fields, frozen=True)
 
 
-def _weighing(by_part: list[tuple[str, Needs]]) -> list[tuple[str, Needs]]:
-    """Return the parts that decide the clients' weights: those that set them, else all."""
-    return [(name, needs) for name, needs in by_part if needs.sets_weights] or by_part
+def _common_preferences(by_part: list[tuple[str, Preferences]]) -> Preferences:
+    """Return the preferences of all parts together; refuse those that differ."""
+    each = [prefers for _, prefers in by_part]
+    preferred = {prefers.active_outputs for prefers in each}
+    widest = next((outputs for outputs in _WIDEST if outputs in preferred), None)
+    own = [(name, prefers) for name, prefers in by_part if prefers.weighting == "own"]
+    return Preferences(
+        head=_common_heads(each),
+        active_outputs=widest,
+        weighting=_common_preference("weighting", own or by_part),
+        server_lr=_common_preference("server_lr", by_part),
+        server_schedule=_common_preference("server_schedule", by_part),
+        demanded={key: why for prefers in each for key, why in prefers.demanded.items()},
+    )
 
 
-def _common_heads(needs: list[Needs]) -> dict[str, Literal["shared", "growing"]]:
+def _common_heads(each: list[Preferences]) -> dict[str, Literal["shared", "growing"]]:
     """Return the heads that the parts prefer; where they differ, the demanded one, or shared."""
     heads: dict[str, Literal["shared", "growing"]] = {}
-    for part in sorted(needs, key=lambda part: "head" in part.demands):
-        for stream, kind in part.head.items():
-            agreed = "head" in part.demands or heads.get(stream, kind) == kind
+    for prefers in sorted(each, key=lambda prefers: "head" in prefers.demanded):
+        for stream, kind in prefers.head.items():
+            agreed = "head" in prefers.demanded or heads.get(stream, kind) == kind
             heads[stream] = kind if agreed else "shared"
     return heads
 
 
-def _widest_outputs(by_part: list[Needs]) -> Any:
-    preferred = {needs.active_outputs for needs in by_part}
-    return next((outputs for outputs in ("all", "seen", "task") if outputs in preferred), None)
-
-
-def _common_preference(fact: str, by_part: list[tuple[str, Needs]]) -> Any:
+def _common_preference(key: str, by_part: list[tuple[str, Preferences]]) -> Any:
     """Return the preference of the parts that have one; refuse preferences that differ."""
-    preferred = {name: getattr(needs, fact) for name, needs in by_part}
+    preferred = {name: getattr(prefers, key) for name, prefers in by_part}
     preferred = {name: value for name, value in preferred.items() if value is not None}
     if len(set(preferred.values())) > 1:
-        refuse_two_owners(fact, list(preferred))
+        refuse_two_owners(key, list(preferred))
     return next(iter(preferred.values()), None)
+
+
+def _strictest_layers(by_part: list[Needs]) -> Literal["any", "trained", "protected"]:
+    """Return what the part that asks most of the layers needs of them."""
+    return max((needs.layers for needs in by_part), key=("any", "trained", "protected").index)
 
 
 def _part_state(state: Any, name: str) -> Any:

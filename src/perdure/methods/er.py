@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -13,12 +12,11 @@ from perdure.config.section import PositiveInt
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
-from perdure.contract.step import Batch, Rows, Step
+from perdure.contract.needs import Needs, Preferences
+from perdure.contract.step import Rows, Step
 from perdure.contract.uploads import ClientResult
 from perdure.methods.parts.replay import (
     ReplayMemory,
-    batches_of_earlier_tasks,
     join_examples,
     replay_tensors,
     replayed_rows,
@@ -69,14 +67,14 @@ class Er(Method):
 
     paper: ClassVar[str] = "Chaudhry et al., 2019"
     ClientState: ClassVar[type] = ReplayMemory
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer the outputs of all tasks in the loss; offer the stored examples to others."""
-        demands = {"active_outputs": "its replayed examples compete with new classes"}
-        return Needs(
-            head={"split": "shared"}, active_outputs="seen", demands=demands, stored_examples=True
-        )
+    needs: ClassVar[Needs] = Needs(
+        prefers=Preferences(
+            head={"split": "shared"},
+            active_outputs="seen",
+            demanded={"active_outputs": "its replayed examples compete with new classes"},
+        ),
+        stored_examples=True,
+    )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train on B_M and B_n together, then refill the memory, for which nothing is sent."""
@@ -119,7 +117,3 @@ class Er(Method):
             remaining = torch.randperm(len(stored), generator=generator)[: len(chosen) - len(new)]
             examples = join_examples(stored, remaining, examples)
         return ClientResult(state=ReplayMemory(examples, total, client.context.task))
-
-    def stored_batches(self, client: Client[ReplayMemory]) -> Iterator[Batch]:
-        """Yield the memory's examples of earlier tasks, with the number that each stands for."""
-        return batches_of_earlier_tasks(client.state, client.data, client.context.task)

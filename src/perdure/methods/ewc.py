@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from perdure.config.section import NonNegativeFloat, PositiveInt
-from perdure.contract.context import Client, Context
+from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Batch, mask_inactive, target_losses
 from perdure.contract.transforms import Proximal
 from perdure.contract.uploads import ClientResult
@@ -90,11 +90,7 @@ class Ewc(Method):
 
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
     ClientState: ClassVar[type] = FisherSums
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams; require trained layers to restrain."""
-        return Needs(head={"split": "growing"}, trained_layers=True)
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), layers="trained")
 
     def check_config(self, config: Any) -> str | None:
         """Refuse batch norm without running statistics, and `step: implicit` with Adam.
@@ -109,11 +105,12 @@ class Ewc(Method):
             return f"method.step: must be 'gradient' or omitted with {kind}, got 'implicit'"
         return None
 
-    def divergence_hint(self, context: Context) -> str:
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
         """Name lambda and the step, of which the gradient diverges if lr * lambda * F exceeds 2."""
         other = ", or step: implicit" if self.step == "gradient" else ""
         step = "" if self.step is None else f" with step: {self.step}"
-        return f"lambda {self.lambda_:g} of ewc{step} (try {self.lambda_ / 10:g}{other})"
+        hint = f"lambda {self.lambda_:g} of ewc{step} (try {self.lambda_ / 10:g}{other})"
+        return Diagnosis(divergence=hint)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with the penalty, then add the task's Fisher information; nothing is sent.

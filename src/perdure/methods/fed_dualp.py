@@ -11,9 +11,11 @@ from torch import Tensor
 from perdure.config.section import NonNegativeInt
 from perdure.contract.context import Context
 from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.needs import Needs
 from perdure.contract.step import Step
 from perdure.methods.parts.prompting import (
     OPEN_TASK,
+    PROMPTS_NEED,
     Keys,
     Prompting,
     matching_loss,
@@ -59,6 +61,7 @@ class FedDualP(Prompting):
     """Keys of the experts: trained by the matching loss (learned), or the mean direction of the
     task's queries (mean, not in the papers), for which clients send a sum before training."""
 
+    needs: ClassVar[Needs] = PROMPTS_NEED
     paper: ClassVar[str] = "Wang et al., ECCV 2022; Ma'sum et al., CIKM 2024"
 
     @property

@@ -11,8 +11,9 @@ from torch import Tensor
 from perdure.config.section import PositiveInt
 from perdure.contract.context import Context
 from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.needs import Needs
 from perdure.contract.step import Step
-from perdure.methods.parts.prompting import OPEN_TASK, Prompting, matching_loss
+from perdure.methods.parts.prompting import OPEN_TASK, PROMPTS_NEED, Prompting, matching_loss
 from perdure.models.prompts import InputPrompts
 
 
@@ -41,6 +42,7 @@ class FedL2P(Prompting):
     lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 0.1
     """Weight of the matching loss."""
 
+    needs: ClassVar[Needs] = PROMPTS_NEED
     paper: ClassVar[str] = "Wang et al., CVPR 2022; Ma'sum et al., CIKM 2024"
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.core.trees import Tensors
 from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment_or_initial
 
@@ -41,11 +41,11 @@ class FedAdam(ServerOptimizer):
     """Degree of adaptivity: with a larger tau, steps resemble those of FedAvgM more."""
 
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer a small step: every entry of the model moves by about eta."""
-        return replace(super().needs, server_lr=0.03)
+    needs: ClassVar[Needs] = Needs(
+        # a small step, since every entry of the model moves by about eta
+        prefers=Preferences(head={"split": "growing"}, server_lr=0.03),
+        cumulative=True,
+    )
 
     def update_moments(self, old: Moments, update: Tensors) -> Moments:
         """Return m and v after D."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,4 @@ class FedAvg(Method):
     """
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams; it can train on all examples so far."""
-        return Needs(head={"split": "growing"}, cumulative=True)
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)

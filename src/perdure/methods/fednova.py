@@ -10,7 +10,7 @@ import torch
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train, stacked
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import ClientResult, CollectedUploads, LocalUpdate, Sum
 from perdure.core.trees import Tensors, per_client
 
@@ -30,11 +30,7 @@ class FedNova(Method):
     """
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams; it can train on all examples so far."""
-        return Needs(head={"split": "growing"}, cumulative=True)
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse optimizers whose updates are not sums of gradients, and clipping of steps."""

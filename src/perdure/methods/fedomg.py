@@ -8,7 +8,7 @@ from typing import ClassVar
 from perdure.algebra.alignment import SearchSettings
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.methods.parts.alignment import AligningMethod, AlignmentRecord, client_conflicts
 
@@ -34,15 +34,13 @@ class FedOmg(AligningMethod):
 
     paper: ClassVar[str] = "Nguyen et al., ICLR 2025"
     server_search: ClassVar[SearchSettings] = SearchSettings(steps=20, halve_every=None)
-
-    @property
-    def needs(self) -> Needs:
-        """Let the server see each client's update, which it aligns."""
-        return Needs(head={"split": "growing"}, per_client_fields=("update",))
+    needs: ClassVar[Needs] = Needs(
+        prefers=Preferences(head={"split": "growing"}), per_client_fields=("update",)
+    )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train as in FedAvg, but combine the updates by alignment."""
-        adjust = self.record if self.diagnostics_ else None
+        adjust = self.record if self.diagnostics else None
         return [Train(combine=self.align_clients, adjust=adjust, per_client_updates=True)]
 
     def record(

@@ -11,8 +11,8 @@ from torch import Tensor
 from perdure.config.section import UNQUOTED_OFF, Fraction, PositiveInt, Probability
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
@@ -158,13 +158,14 @@ class FedProTIP(Method):
             fields = (*fields, "references")
         return Needs(
             classes=True,
-            head={"split": "growing"},
-            demands={"head": _HEAD_REASON} if self.routing != "off" else {},
+            prefers=Preferences(
+                head={"split": "growing"},
+                demanded={"head": _HEAD_REASON} if self.routing != "off" else {},
+            ),
             stable_features=True,
             per_client_fields=fields if self.transport == "bases" else (),
             prediction_state=("blocks", "references") if self.uses_blocks else ("gaussians",),
-            trained_layers=True,
-            protected_layers=True,
+            layers="protected",
         )
 
     def check_config(self, config: Any) -> str | None:
@@ -263,7 +264,7 @@ class FedProTIP(Method):
             new["geometry"] = old.geometry.with_task(context.task, gradient, old.spaces, spaces)
         return replace(server, state=replace(old, **new))
 
-    def task_scores(
+    def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
         """Return the votes of the clients' references for each task (eqs. 10, 11)."""
@@ -292,11 +293,15 @@ class FedProTIP(Method):
         """Return epsilon_l of a task."""
         return bases.threshold_at(task, self.threshold, self.threshold_increment)
 
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return the protected fraction of each layer, bytes, rho and beta, at a task's end."""
-        if context.round < context.rounds:
-            return {}
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return the protected fraction of each layer, bytes, rho and beta, at a task's end.
+
+        It warns of tasks that a router may not tell apart.
+        """
         state = server.state
+        warnings = alike_warnings(state.gaussians, context.network.outputs)
+        if context.round < context.rounds:
+            return Diagnosis(warnings=warnings)
         numbers: Tree = {
             "used": used_fraction(state.spaces, self.protected_layers(context.network)),
             "basis_bytes": state.basis_bytes,
@@ -304,8 +309,4 @@ class FedProTIP(Method):
         }
         if self.diagnostics_:
             numbers["geometry"] = {"rho": state.geometry.rho, "beta": state.geometry.beta}
-        return numbers
-
-    def warnings(self, server: Server, context: Context) -> dict[str, str]:
-        """Warn of tasks that a router may not tell apart."""
-        return alike_warnings(server.state.gaussians, context.network.outputs)
+        return Diagnosis(numbers, warnings)

@@ -9,7 +9,7 @@ from perdure.config.section import NonNegativeFloat
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import Proximal
 
 
@@ -27,11 +27,7 @@ class FedProx(Method):
     """Weight of the proximal term (the paper's mu); 0 is FedAvg."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams; it can train on all examples so far."""
-        return Needs(head={"split": "growing"}, cumulative=True)
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with a proximal term."""

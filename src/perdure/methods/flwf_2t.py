@@ -17,6 +17,7 @@ from perdure.contract.needs import Needs
 from perdure.contract.step import Step
 from perdure.methods.parts.distillation import (
     KEEP_PREVIOUS_MODEL,
+    NEEDS_OF_DISTILLATION,
     PreviousModel,
     distillation_loss,
     old_outputs,
@@ -62,14 +63,7 @@ class Flwf2T(Method):
 
     paper: ClassVar[str] = "Usmanova et al., SMARTCOMP 2022"
     ServerState: ClassVar[type] = PreviousModel
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams, and the new task's outputs in the loss."""
-        demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
-        return Needs(
-            classes=True, head={"split": "growing"}, active_outputs="task", demands=demands
-        )
+    needs: ClassVar[Needs] = NEEDS_OF_DISTILLATION
 
     def check_config(self, config: Any) -> str | None:
         """Refuse weights that leave a negative weight for the server's teacher."""

@@ -14,8 +14,8 @@ from perdure.algebra.subspaces import uncovered_rank
 from perdure.config.section import Fraction, PositiveFloat, Probability
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.bases import gram_roots, threshold_at
@@ -122,17 +122,11 @@ class FOT(Method):
 
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
     ServerState: ClassVar[type] = ProtectedState
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer plain means, as in the paper."""
-        return Needs(
-            head={"split": "shared"},
-            weighting="uniform",
-            trained_layers=True,
-            protected_layers=True,
-            stable_features=True,
-        )
+    needs: ClassVar[Needs] = Needs(
+        prefers=Preferences(head={"split": "shared"}, weighting="uniform"),
+        layers="protected",
+        stable_features=True,
+    )
 
     def check_config(self, config: Any) -> str | None:
         """Refuse squared norms with noise: they are unbounded, so noise cannot hide them."""
@@ -262,26 +256,25 @@ class FOT(Method):
         """Return th of a task."""
         return threshold_at(task, self.threshold, self.threshold_increment)
 
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return the protected fraction of each layer (Table 3, Figure 7), at a task's end."""
-        if context.round < context.rounds:
-            return {}
-        spaces = server.state.spaces
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return the protected fraction of each layer (Table 3, Figure 7), at a task's end.
+
+        It warns of layers that can hardly learn, and of noise that drowns all directions.
+        """
+        state, spaces = server.state, server.state.spaces
         used = used_fraction(spaces, self.protected_layers(context.network))
+        key = "method.sketch_noise" if self.noise else "privacy.noise"
+        full = full_layers_warnings("fot", used, self.threshold_at(context.task))
+        warnings = full | noise_warning(key, state.drowned)
+        if context.round < context.rounds:
+            return Diagnosis(warnings=warnings)
         numbers: Tree = {
             "used": used,
             "used_mean": sum(used.values()) / max(1, len(used)),
-            "sketch_bytes": server.state.sketch_bytes,
+            "sketch_bytes": state.sketch_bytes,
             "basis_bytes": sum(b.nbytes for space in spaces.values() for b in space.values()),
         }
         releases = context.task + int(self.closing)
         if self.noise and releases:
             numbers["privacy"] = self.noise.describe_guarantee(len(used), releases)
-        return numbers
-
-    def warnings(self, server: Server, context: Context) -> dict[str, str]:
-        """Warn of layers that can hardly learn, and of noise that drowns all directions."""
-        state, threshold = server.state, self.threshold_at(context.task)
-        used = used_fraction(state.spaces, self.protected_layers(context.network))
-        key = "method.sketch_noise" if self.noise else "privacy.noise"
-        return full_layers_warnings("fot", used, threshold) | noise_warning(key, state.drowned)
+        return Diagnosis(numbers, warnings)

@@ -12,7 +12,7 @@ from perdure.config.section import Fraction, PositiveInt, Probability
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tensors
@@ -59,16 +59,9 @@ class GPM(Method):
 
     paper: ClassVar[str] = "Saha et al., ICLR 2021; on FedAvg as in Bakman et al., ICLR 2024"
     ClientState: ClassVar[type] = LocalBases
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one output per class, whose layer is protected too."""
-        return Needs(
-            head={"split": "shared"},
-            trained_layers=True,
-            protected_layers=True,
-            stable_features=True,
-        )
+    needs: ClassVar[Needs] = Needs(
+        prefers=Preferences(head={"split": "shared"}), layers="protected", stable_features=True
+    )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Project local steps; extend the bases at the task's end, on each client alone."""

@@ -16,6 +16,7 @@ from perdure.contract.needs import Needs
 from perdure.contract.step import Step
 from perdure.methods.parts.distillation import (
     KEEP_PREVIOUS_MODEL,
+    NEEDS_OF_DISTILLATION,
     PreviousModel,
     old_outputs,
     send_teacher,
@@ -53,14 +54,7 @@ class Lwf(Method):
 
     paper: ClassVar[str] = "Li, Hoiem, TPAMI 2018"
     ServerState: ClassVar[type] = PreviousModel
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams, and the new task's outputs in the loss."""
-        demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
-        return Needs(
-            classes=True, head={"split": "growing"}, active_outputs="task", demands=demands
-        )
+    needs: ClassVar[Needs] = NEEDS_OF_DISTILLATION
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Store the model as the teacher of the task, then train with its distillation loss."""

@@ -17,6 +17,7 @@ from perdure.contract.uploads import Change, ClientResult, CollectedUploads, Loc
 from perdure.core.trees import Tensors, Tree, add
 from perdure.methods.parts.closed_form import warn_of_missing_classes
 from perdure.methods.parts.prompting import (
+    PROMPTS_NEED,
     Keys,
     Prompting,
     PromptState,
@@ -152,12 +153,15 @@ class Pip(Prompting):
     @property
     def needs(self) -> Needs:
         """With weights, a client counts omega, of which `participation_scale` leaves < 2 * rows."""
-        needs = super().needs
-        demands = {**needs.demands, "weighting": "its averages have the weights of the paper"}
-        needs = replace(needs, demands=demands, classes=True)
-        if not self.weighted:
-            return needs
-        return replace(needs, weighting="samples", sets_weights=True, max_client_weight=2.0)
+        prefers = PROMPTS_NEED.prefers
+        reason = {"weighting": "its averages have the weights of the paper"}
+        prefers = replace(
+            prefers,
+            weighting="own" if self.weighted else prefers.weighting,
+            demanded={**prefers.demanded, **reason},
+        )
+        heaviest = 2.0 if self.weighted else 1.0
+        return replace(PROMPTS_NEED, classes=True, prefers=prefers, max_client_weight=heaviest)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse other weights than omega, clipping of more than the update, and keys of L2P."""
@@ -171,8 +175,9 @@ class Pip(Prompting):
         if clip is not None and self.weighted:
             reason = "since it requires equal weights"
             return f"method.weighted: must be false with privacy.clip, {reason}, got True"
-        if weighting not in (None, self.needs.weighting):
-            expected = f"null or {self.needs.weighting!r} with pip"
+        own = "samples" if self.weighted else "uniform"
+        if weighting not in (None, own):
+            expected = f"null or {own!r} with pip"
             reason = "since method.weighted sets the clients' weights"
             return f"train.weighting: must be {expected}, {reason}, got {weighting!r}"
         return super().check_config(config)

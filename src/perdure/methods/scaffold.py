@@ -10,7 +10,7 @@ import torch
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train, stacked
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import AddToGradient
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads, LocalUpdate, Sum
 from perdure.core.trees import Tensors, Tree, per_client
@@ -53,15 +53,14 @@ class Scaffold(Method):
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     ServerState: ClassVar[type] = ControlVariate
     ClientState: ClassVar[type] = ControlVariate
-
-    @property
-    def needs(self) -> Needs:
-        """Weight clients equally: the paper's average is the plain mean over S."""
-        reason = "its control variates are plain means over the clients"
-        return Needs(
-            head={"split": "growing"}, weighting="uniform", demands={"weighting": reason},
-            cumulative=True,
-        )  # fmt: skip
+    needs: ClassVar[Needs] = Needs(
+        prefers=Preferences(
+            head={"split": "growing"},
+            weighting="uniform",
+            demanded={"weighting": "its control variates are plain means over the clients"},
+        ),
+        cumulative=True,
+    )
 
     def check_config(self, config: Any) -> str | None:
         """Refuse all but plain SGD, for which (x - y) / (K eta_l) is the mean of the gradients."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import CollectedUploads
 from perdure.core.trees import Tensors
 from perdure.models.network import Network
@@ -51,11 +51,9 @@ class Single(Method):
 
     paper: ClassVar[str] = "a reference: FedAvg on each task alone"
     ServerState: ClassVar[type] = TaskModels
-
-    @property
-    def needs(self) -> Needs:
-        """What it needs: the given task, the loss of its outputs, all models at prediction."""
-        return Needs(active_outputs="task", prediction_state=("finished",), task_aware=True)
+    needs: ClassVar[Needs] = Needs(
+        prefers=Preferences(active_outputs="task"), prediction_state=("finished",), task_aware=True
+    )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Start again from the initial weights, train, and keep the model."""

@@ -10,10 +10,10 @@ from pydantic import Field
 from perdure.config.section import NonNegativeFloat, PositiveFloat
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import Change, CollectedUploads
-from perdure.core.trees import Tensors, Tree, scaled
+from perdure.core.trees import Tensors, scaled
 from perdure.methods.parts.distillation import PreviousModel, distance, previous_model
 
 _TINY = 1e-12
@@ -99,11 +99,7 @@ class Special(Method):
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
     ServerState: ClassVar[type] = AnchorState
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams."""
-        return Needs(head={"split": "growing"})
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}))
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Set the anchor, then train as in FedAvg with an adjusted update."""
@@ -181,17 +177,14 @@ class Special(Method):
         anchor = server.state.anchor.buffers
         return change.buffers | towards_anchor(change.buffers, server.buffers, anchor, weight)
 
-    def diagnostics(self, server: Server[AnchorState], context: Context) -> Tree:
+    def diagnose(self, server: Server[AnchorState], context: Context) -> Diagnosis:
         """Return the distance from the anchor, lambda, and the way to the anchor per round."""
         state = server.state
         if not state.anchor.params:
-            return {}
+            return Diagnosis()
         weight = self.lambda_ if state.weight is None else state.weight
-        return {
-            "drift": distance(server.params, state.anchor.params),
-            "lambda": weight,
-            "pull": weight / (1 + weight),
-        }
+        drift = distance(server.params, state.anchor.params)
+        return Diagnosis({"drift": drift, "lambda": weight, "pull": weight / (1 + weight)})
 
 
 def towards_anchor(step: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:

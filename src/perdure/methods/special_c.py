@@ -11,8 +11,8 @@ from pydantic import Field
 from perdure.config.section import NonNegativeFloat
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import Proximal
 from perdure.core.trees import Tree
 from perdure.methods.parts.distillation import KEEP_PREVIOUS_MODEL, PreviousModel, distance
@@ -56,11 +56,7 @@ class SpecialC(Method):
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
     ServerState: ClassVar[type] = PreviousModel
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams."""
-        return Needs(head={"split": "growing"})
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}))
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Store w^{k-1} as the anchor, then train with its proximal map."""
@@ -83,20 +79,21 @@ class SpecialC(Method):
             transforms=(Proximal(client.broadcast["anchor"], self.lambda_, implicit=True),)
         )
 
-    def diagnostics(self, server: Server[PreviousModel], context: Context) -> Tree:
+    def diagnose(self, server: Server[PreviousModel], context: Context) -> Diagnosis:
         """Return the distance from the anchor, and the way to the anchor per round."""
         anchor = server.state.params
         if not anchor:
-            return {}
-        return {"drift": distance(server.params, anchor), "pull": self.pull(context)}
+            return Diagnosis()
+        numbers: Tree = {"drift": distance(server.params, anchor), "pull": self.pull(context)}
+        return Diagnosis(numbers, self.warnings(context))
 
     def pull(self, context: Context) -> float:
         """Return the fraction of the way to the anchor that a client goes in a round."""
         return -math.expm1(-context.local_steps * math.log1p(context.lr * self.lambda_))
 
-    def warnings(self, server: Server[PreviousModel], context: Context) -> dict[str, str]:
+    def warnings(self, context: Context) -> dict[str, str]:
         """Warn of an anchor that goes less than 1% of the way in all rounds of a task."""
-        if not (server.state.params and self.lambda_ and context.local_steps):
+        if not (self.lambda_ and context.local_steps):
             return {}
         pull = self.pull(context)
         if 1 - (1 - pull) ** context.rounds >= FELT:

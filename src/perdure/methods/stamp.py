@@ -20,7 +20,8 @@ from perdure.algebra.alignment import (
 from perdure.algebra.coresets import prototypical_loss
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train, stacked
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Scalar, Step
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads, Each, LocalUpdate, Sum
 from perdure.core.trees import Tensors
@@ -120,7 +121,8 @@ class Stamp(AligningMethod):
     def needs(self) -> Needs:
         """Let the server see each client's update if it aligns them."""
         fields = ("update",) if self.spatial else ()
-        return Needs(classes=True, head={"split": "shared"}, per_client_fields=fields)
+        prefers = Preferences(head={"split": "shared"})
+        return Needs(classes=True, prefers=prefers, per_client_fields=fields)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse MixStyle on text, whose tokens have no style to mix."""
@@ -128,9 +130,11 @@ class Stamp(AligningMethod):
             return "method.mixstyle: must be false with model.kind text, got True"
         return None
 
-    def divergence_hint(self, context: Context) -> str:
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
         """Name eta too, by which clients scale aligned updates."""
-        return f"eta {self.client_step:g} of stamp (try 1), or {super().divergence_hint(context)}"
+        found = super().diagnose(server, context)
+        hint = f"eta {self.client_step:g} of stamp (try 1), or {found.divergence}"
+        return replace(found, divergence=hint)
 
     @property
     def client_alignment(self) -> Alignment:
@@ -153,9 +157,9 @@ class Stamp(AligningMethod):
         train = Train(
             loss=self.head_loss if self.protonet == "encoder" else None,
             penalty=None if self.protonet == "none" else self.prototypical_loss,
-            make_upload=self.align_tasks if aligns_tasks or self.diagnostics_ else None,
+            make_upload=self.align_tasks if aligns_tasks or self.diagnostics else None,
             combine=self.align_clients if self.spatial else None,
-            adjust=self.record if self.diagnostics_ else None,
+            adjust=self.record if self.diagnostics else None,
             per_client_updates=self.spatial,
         )
         coreset = Exchange("coreset", client_work=self.update_coreset)
@@ -186,7 +190,7 @@ class Stamp(AligningMethod):
             directions = self.task_directions([clients[row] for row in rows], current)
             for name, value in self._align(directions, current).items():
                 update[name][rows] = value
-            if self.diagnostics_:
+            if self.diagnostics:
                 statistics[rows] = pair_statistics(directions).to(statistics)
         fields = {"update": Each(update) if self.spatial else Sum(update)}
         return ClientResult(fields | self._diagnostic_fields(statistics))
@@ -213,7 +217,7 @@ class Stamp(AligningMethod):
         }
 
     def _diagnostic_fields(self, statistics: Tensor) -> dict[str, Sum]:
-        if not self.diagnostics_:
+        if not self.diagnostics:
             return {}
         names = ("cosine", "conflicts", "pairs")
         return {"conflicts": Sum(dict(zip(names, statistics.unbind(1), strict=True)), weight=1.0)}

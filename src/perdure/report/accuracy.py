@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perdure.core.errors import UserError
 from perdure.evaluation.evaluator import MODES
 from perdure.evaluation.forgetting import Matrix, drops_from_best, forgetting_by_task, learned_rows
 from perdure.report.figure_data import (
@@ -242,7 +240,6 @@ def _from_one(values: Sequence[float]) -> list[tuple[float, float]]:
 # Figures by round: the training loss, and the accuracy that `runs.evaluate_all` records.
 # ------------------------------------------------------------------------------------------------
 
-_log = logging.getLogger(__name__)
 _ROUNDS = Axis("rounds so far, over all tasks", integer=True)
 _MOST_TASKS = 10
 _MOST_GROUPS = 4
@@ -252,7 +249,7 @@ Line = list[tuple[float, float]]
 
 def round_figures(runs: Runs, modes: Sequence[str]) -> list[Figure]:
     """Return the figures for which at least one run has recorded values."""
-    events = {name: [_events(record) for record in group] for name, group in runs.groups.items()}
+    events = {name: [record.events for record in group] for name, group in runs.groups.items()}
     shown = [loss_figure(runs, events)]
     for mode in modes:
         shown.append(average_by_round_figure(runs, events, mode))
@@ -263,15 +260,6 @@ def round_figures(runs: Runs, modes: Sequence[str]) -> list[Figure]:
 
 
 Events = list[dict[str, Any]]
-
-
-def _events(record: RunRecord) -> Events:
-    """Return the events of a run; none if they cannot be read."""
-    try:
-        return list(record.events())
-    except (UserError, OSError) as error:
-        _log.warning("%s", error)
-        return []
 
 
 def loss_figure(runs: Runs, events: dict[str, list[Events]]) -> LineFigure:

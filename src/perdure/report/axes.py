@@ -45,12 +45,15 @@ def heat_color(step: int, dark: bool = False) -> str:
     stops = _DARK_SCALE if dark else _LIGHT_SCALE
     position = step / LEVELS * (len(stops) - 1)
     first = min(int(position), len(stops) - 2)
-    return _hex(_between(stops[first], stops[first + 1], position - first))
+    shares = zip(stops[first], stops[first + 1], strict=True)
+    mixed = [round(a + (b - a) * (position - first)) for a, b in shares]
+    return "#{:02x}{:02x}{:02x}".format(*mixed)
 
 
 def text_color(paper: str) -> str:
     """Return black or white, whichever has more contrast to a background color."""
-    return max("#000000", "#ffffff", key=lambda color: contrast_ratio(color, paper))
+    black_is_nearer = (_luminance(paper) + 0.05) ** 2 < 0.05 * 1.05  # luminance 0 and 1, plus 0.05
+    return "#ffffff" if black_is_nearer else "#000000"
 
 
 def contrast_ratio(one: str, other: str) -> float:
@@ -60,18 +63,11 @@ def contrast_ratio(one: str, other: str) -> float:
 
 
 def _luminance(color: str) -> float:
-    parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def _between(one: Rgb, other: Rgb, fraction: float) -> Rgb:
-    red, green, blue = (round(a + (b - a) * fraction) for a, b in zip(one, other, strict=True))
-    return red, green, blue
-
-
-def _hex(color: Rgb) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*color)
+    luminance = 0.0
+    for at, weight in ((1, 0.2126), (3, 0.7152), (5, 0.0722)):
+        part = int(color[at : at + 2], 16) / 255
+        luminance += weight * (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4)
+    return luminance
 
 
 # ------------------------------------------------------------------------------------------------
@@ -94,17 +90,14 @@ class Scale:
     names: tuple[str, ...] = ()
     """Labels of the ticks. If empty, their values."""
 
-    def fraction(self, value: float) -> float:
-        """Return the position of a value between the ends, from 0 (`low`) to 1 (`high`)."""
-        return (value - self.low) / (self.high - self.low)
-
-    def tick_label(self, tick: float) -> str:
-        """Return the text of a tick, with the decimals that the distance between ticks requires."""
+    @property
+    def tick_labels(self) -> list[str]:
+        """The texts of the ticks, with the decimals that the distance between ticks requires."""
         if self.names:
-            return self.names[self.ticks.index(tick)]
+            return list(self.names)
         step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else 1.0
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-        return f"{tick + 0.0:.{decimals}f}"
+        return [f"{tick + 0.0:.{decimals}f}" for tick in self.ticks]
 
 
 def x_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:

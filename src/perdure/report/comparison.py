@@ -220,7 +220,7 @@ def _difference(record: RunRecord, label: str, own: Values, common: Values) -> s
 def _reason(record: RunRecord, setting: OpenSetting, own: Values) -> str:
     """Return why a method has another value: its paper demands it, or the config says so."""
     method = record.config.method
-    demands = build(method).needs.demands if is_builtin(method) else {}
+    demands = build(method).needs.prefers.demanded if is_builtin(method) else {}
     if setting.need in demands:
         return demands[setting.need]
     follows = setting is OUTPUTS and own[HEAD] == "growing" and own[OUTPUTS] == "task"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from perdure.core.errors import UserError
 from perdure.report.accuracy import mean_cells, mean_line, spread_note
 from perdure.report.figure_data import Axis, Figure, HeatMap, HeatMapFigure, LineFigure, Series
 from perdure.report.records import RunRecord, Runs
 
-_log = logging.getLogger(__name__)
 Diagnosis = dict[str, Any]
 """Values that a method recorded in one event."""
 
@@ -27,18 +24,13 @@ class MethodLog:
 
     @cached_property
     def entries(self) -> list[tuple[bool, Diagnosis]]:
-        """Return pairs: whether the event is the end of a task, and what the method recorded.
+        """Pairs: whether the event is the end of a task, and what the method recorded.
 
-        A combined method has one pair per part. The list is empty if the file cannot be read.
+        A combined method has one pair per part.
         """
-        try:
-            events = list(self.record.events())
-        except (UserError, OSError) as error:
-            _log.warning("%s", error)
-            return []
         return [
             (event.get("event") == "task", part)
-            for event in events
+            for event in self.record.events
             for part in _parts(event.get("method"))
         ]
 

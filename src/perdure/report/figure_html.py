@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from perdure.report.axes import (
     LEVELS,
@@ -21,9 +21,7 @@ from perdure.report.figure_data import (
     HeatMap,
     HeatMapFigure,
     LineFigure,
-    Point,
     Series,
-    Summary,
 )
 
 # ------------------------------------------------------------------------------------------------
@@ -50,7 +48,11 @@ def el(name: str, /, *inside: Content, **attributes: str | int | float | bool | 
         >>> el("p", "a < b", class_="note")
         '<p class="note">a &lt; b</p>'
     """
-    opened = f"<{name}{''.join(map(_attribute, attributes.items()))}"
+    opened = f"<{name}"
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            opened += f" {key.rstrip('_').replace('_', '-')}"
+            opened += "" if value is True else f'="{html.escape(str(value))}"'
     if name in _EMPTY:
         return Html(f"{opened}/>")
     return Html(f"{opened}>{join(inside)}</{name}>")
@@ -58,23 +60,15 @@ def el(name: str, /, *inside: Content, **attributes: str | int | float | bool | 
 
 def join(parts: Content) -> Html:
     """Concatenate content, with plain text escaped."""
-    if parts is None:
-        return Html("")
-    if isinstance(parts, Html):
-        return parts
-    if isinstance(parts, str):
-        return Html(html.escape(parts, quote=False))
-    return Html("".join(join(part) for part in parts))
-
-
-def _attribute(item: tuple[str, str | int | float | bool | None]) -> str:
-    key, value = item
-    if value is None or value is False:
-        return ""
-    name = key.rstrip("_").replace("_", "-")
-    if value is True:
-        return f" {name}"
-    return f' {name}="{html.escape(str(value))}"'
+    if parts is None or isinstance(parts, str):
+        parts = [parts]
+    texts = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part if isinstance(part, Html) else html.escape(part, quote=False))
+        elif part is not None:
+            texts.append(join(part))
+    return Html("".join(texts))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -84,21 +78,28 @@ def _attribute(item: tuple[str, str | int | float | bool | None]) -> str:
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 20, 10, 44
 _SIZE = 4.0
+_SHAPES = {
+    "square": "M-3.5-3.5H3.5V3.5H-3.5Z",
+    "triangle": "M0-4.6L4.4 3.4H-4.4Z",
+    "diamond": "M0-5L5 0L0 5L-5 0Z",
+    "cross": "M-3.6-3.6L3.6 3.6M-3.6 3.6L3.6-3.6",
+    "plus": "M0-4.6V4.6M-4.6 0H4.6",
+}
+"""Paths of the markers that are no circles."""
 
 
 def line_chart(figure: LineFigure) -> Html:
     """Return a line chart; its title and description serve readers who cannot see it."""
     across, up = x_scale(figure.x, figure.series), y_scale(figure.y, figure.series)
-    canvas = _Canvas(across, up)
     title, about = f"{figure.key}-title", f"{figure.key}-about"
     return el(
         "svg",
         el("title", figure.title, id=title),
         el("desc", chart_description(figure), id=about),
-        el("g", *canvas.grid(), class_="grid", aria_hidden="true"),
-        el("g", *canvas.labels(figure), class_="axis", aria_hidden="true"),
-        *(canvas.band(line) for line in figure.series),
-        *(canvas.line(line) for line in figure.series),
+        _grid(up),
+        _labels(figure, across, up),
+        *(_band(line, across, up) for line in figure.series),
+        *(_line(line, across, up) for line in figure.series),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         aria_labelledby=f"{title} {about}",
@@ -107,20 +108,92 @@ def line_chart(figure: LineFigure) -> Html:
 
 def chart_description(figure: LineFigure) -> str:
     """Return the first and the last value of each line in words."""
-    lines = (
+    lines = [
         f"{line.name}: {line.points[0].y.mean:.3f} to {line.points[-1].y.mean:.3f}"
         for line in figure.series
         if line.points
-    )
+    ]
     return f"{figure.y.label} over {figure.x.label}. First to last value: {'; '.join(lines)}."
 
 
 def legend_mark(line: Series) -> Html:
     """Return a short piece of a line for the legend."""
     return el(
-        "svg", _path(line, "M1 8H27"), _mark(line.style, 14, 8), viewBox="0 0 28 16", width=28,
-        height=16, aria_hidden="true",
+        "svg", _path(line, "M1 8H27"), _marks(line.style, ["14"], ["8"])[0], viewBox="0 0 28 16",
+        width=28, height=16, aria_hidden="true",
     )  # fmt: skip
+
+
+def _across(scale: Scale, values: Sequence[float]) -> list[str]:
+    """Return the horizontal coordinates of values."""
+    width, span = WIDTH - _LEFT - _RIGHT, scale.high - scale.low
+    places = [_LEFT + (value - scale.low) / span * width for value in values]
+    return [f"{place:.1f}".removesuffix(".0") for place in places]
+
+
+def _down(scale: Scale, values: Sequence[float], offset: float = 0.0) -> list[str]:
+    """Return the vertical coordinates of values; bands may exceed the limits of the scale."""
+    height, span = HEIGHT - _TOP - _BOTTOM, scale.high - scale.low
+    shares = [min(max((value - scale.low) / span, 0.0), 1.0) for value in values]
+    places = [HEIGHT - _BOTTOM - share * height + offset for share in shares]
+    return [f"{place:.1f}".removesuffix(".0") for place in places]
+
+
+def _grid(up: Scale) -> Html:
+    lines = ""
+    for tick, y in zip(up.ticks, _down(up, up.ticks), strict=True):
+        kind = ' class="zero"' if abs(tick) < 1e-12 and up.low < 0 else ""
+        lines += f'<path d="M{_LEFT} {y}H{WIDTH - _RIGHT}"{kind}/>'
+    return el("g", Html(lines), class_="grid", aria_hidden="true")
+
+
+def _labels(figure: LineFigure, across: Scale, up: Scale) -> Html:
+    ticks = [
+        f'<text x="{_LEFT - 7}" y="{y}" text-anchor="end">{html.escape(text, quote=False)}</text>'
+        for text, y in zip(up.tick_labels, _down(up, up.ticks, 4), strict=True)
+    ] + [
+        f'<text x="{x}" y="{HEIGHT - _BOTTOM + 17}" text-anchor="middle">'
+        f"{html.escape(text, quote=False)}</text>"
+        for text, x in zip(across.tick_labels, _across(across, across.ticks), strict=True)
+    ]
+    middle, upright = (_LEFT + WIDTH - _RIGHT) / 2, (_TOP + HEIGHT - _BOTTOM) / 2
+    x_name = el("text", figure.x.label, x=middle, y=HEIGHT - 7, text_anchor="middle", class_="name")
+    y_name = el(
+        "text", figure.y.label, transform=f"translate(13 {upright}) rotate(-90)",
+        text_anchor="middle", class_="name",
+    )  # fmt: skip
+    return el("g", Html("".join(ticks)), x_name, y_name, class_="axis", aria_hidden="true")
+
+
+def _band(line: Series, across: Scale, up: Scale) -> Html | None:
+    spread = [(p.x, p.y.mean, p.y.std) for p in line.points if p.y.std is not None]
+    if not spread:
+        return None
+    around = [*spread, *((x, mean, -std) for x, mean, std in reversed(spread))]
+    places = zip(
+        _across(across, [x for x, _, _ in around]),
+        _down(up, [mean + off for _, mean, off in around]),
+        strict=True,
+    )
+    path = f"M{'L'.join(map(' '.join, places))}Z"
+    return el("path", d=path, class_=f"band s{line.style % len(LIGHT)}")
+
+
+def _line(line: Series, across: Scale, up: Scale) -> Html:
+    x = _across(across, [point.x for point in line.points])
+    y = _down(up, [point.y.mean for point in line.points])
+    path = "M" + "L".join(map(" ".join, zip(x, y, strict=True)))
+    every, name = line.mark_every, html.escape(line.name, quote=False)
+    titles = [
+        f"{name}: {point.y.mean:.3f}"
+        + ("" if point.y.std is None else f" \u00b1 {point.y.std:.3f}")
+        for point in line.points[::every]
+    ]
+    marks = [
+        f"<g><title>{title}</title>{mark}</g>"
+        for title, mark in zip(titles, _marks(line.style, x[::every], y[::every]), strict=True)
+    ]
+    return el("g", _path(line, path), Html("".join(marks)))
 
 
 def _path(line: Series, path: str) -> Html:
@@ -130,86 +203,16 @@ def _path(line: Series, path: str) -> Html:
     )
 
 
-class _Canvas:
-    """Maps values to coordinates of the drawing, and draws."""
-
-    def __init__(self, across: Scale, up: Scale) -> None:
-        self.across, self.up = across, up
-
-    def x(self, value: float) -> float:
-        return _LEFT + self.across.fraction(value) * (WIDTH - _LEFT - _RIGHT)
-
-    def y(self, value: float) -> float:
-        fraction = min(max(self.up.fraction(value), 0.0), 1.0)  # bands may exceed the limits
-        return HEIGHT - _BOTTOM - fraction * (HEIGHT - _TOP - _BOTTOM)
-
-    def grid(self) -> Iterator[Html]:
-        for tick in self.up.ticks:
-            kind = "zero" if abs(tick) < 1e-12 and self.up.low < 0 else None
-            y = _short(self.y(tick))
-            yield el("path", d=f"M{_LEFT} {y}H{WIDTH - _RIGHT}", class_=kind)
-
-    def labels(self, figure: LineFigure) -> Iterator[Html]:
-        for tick in self.up.ticks:
-            at = _short(self.y(tick) + 4)
-            yield el("text", self.up.tick_label(tick), x=_LEFT - 7, y=at, text_anchor="end")
-        for tick in self.across.ticks:
-            at, below = _short(self.x(tick)), HEIGHT - _BOTTOM + 17
-            yield el("text", self.across.tick_label(tick), x=at, y=below, text_anchor="middle")
-        middle = (_LEFT + WIDTH - _RIGHT) / 2
-        yield el(
-            "text", figure.x.label, x=middle, y=HEIGHT - 7, text_anchor="middle", class_="name"
-        )
-        upright = (_TOP + HEIGHT - _BOTTOM) / 2
-        yield el(
-            "text", figure.y.label, transform=f"translate(13 {upright}) rotate(-90)",
-            text_anchor="middle", class_="name",
-        )  # fmt: skip
-
-    def band(self, line: Series) -> Html:
-        spread = [(p, p.y.std) for p in line.points if p.y.std is not None]
-        if not spread:
-            return Html("")
-        above = [self._at(p, +deviation) for p, deviation in spread]
-        below = [self._at(p, -deviation) for p, deviation in reversed(spread)]
-        path = f"M{'L'.join(above + below)}Z"
-        return el("path", d=path, class_=f"band s{line.style % len(LIGHT)}")
-
-    def line(self, line: Series) -> Html:
-        path = "M" + "L".join(self._at(point) for point in line.points)
-        marks = (self._marked(line, point) for point in line.points[:: line.mark_every])
-        return el("g", _path(line, path), *marks)
-
-    def _marked(self, line: Series, point: Point) -> Html:
-        text = f"{line.name}: {point.y.mean:.3f}"
-        if point.y.std is not None:
-            text += f" \u00b1 {point.y.std:.3f}"
-        mark = _mark(line.style, self.x(point.x), self.y(point.y.mean))
-        return el("g", el("title", text), mark)
-
-    def _at(self, point: Point, off: float = 0.0) -> str:
-        return f"{_short(self.x(point.x))} {_short(self.y(point.y.mean + off))}"
-
-
-def _mark(style: int, x: float, y: float) -> Html:
-    paths = {
-        "square": "M-3.5-3.5H3.5V3.5H-3.5Z",
-        "triangle": "M0-4.6L4.4 3.4H-4.4Z",
-        "diamond": "M0-5L5 0L0 5L-5 0Z",
-        "cross": "M-3.6-3.6L3.6 3.6M-3.6 3.6L3.6-3.6",
-        "plus": "M0-4.6V4.6M-4.6 0H4.6",
-    }
+def _marks(style: int, x: Sequence[str], y: Sequence[str]) -> list[Html]:
+    """Return the markers of a style at some places."""
     name = MARKERS[style % len(MARKERS)]
     kind = "open" if name in ("cross", "plus", "ring") else "mark"
-    classes = f"{kind} s{style % len(LIGHT)}"
-    if name in paths:
-        position = f"translate({_short(x)} {_short(y)})"
-        return el("path", d=paths[name], class_=classes, transform=position)
-    return el("circle", cx=_short(x), cy=_short(y), r=_SIZE, class_=classes)
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    classes, places = f"{kind} s{style % len(LIGHT)}", zip(x, y, strict=True)
+    if name in _SHAPES:
+        begin = f'<path d="{_SHAPES[name]}" class="{classes}" transform="translate('
+        return [Html(f'{begin}{across} {down})"/>') for across, down in places]
+    end = f'r="{_SIZE}" class="{classes}"/>'
+    return [Html(f'<circle cx="{across}" cy="{down}" {end}') for across, down in places]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -235,10 +238,19 @@ def figure_html(figure: Figure) -> Html:
 
 
 def table(head: Sequence[Content], rows: Iterable[Sequence[Content]], words: int = 1) -> Html:
-    """Return a table that can be scrolled if it is wider than the page."""
-    titles = (el("th", cell, scope="col", class_=_side(n, words)) for n, cell in enumerate(head))
-    body = (_row(row, words) for row in rows)
-    return scrollable(el("table", el("thead", el("tr", *titles)), el("tbody", *body)))
+    """Return a table that can be scrolled if it is wider than the page; `words` columns are text"""
+    sides = [' class="words"' if 0 < column < words else "" for column in range(len(head))]
+    titles = "".join(
+        f'<th scope="col"{side}>{join(cell)}</th>' for side, cell in zip(sides, head, strict=True)
+    )
+    body = ""
+    for first, *others in rows:
+        cells = [
+            f"<td{side}>{join(cell)}</td>" for side, cell in zip(sides[1:], others, strict=True)
+        ]
+        body += f'<tr><th scope="row">{join(first)}</th>{"".join(cells)}</tr>'
+    head_row = f"<thead><tr>{titles}</tr></thead>"
+    return scrollable(Html(f"<table>{head_row}<tbody>{body}</tbody></table>"))
 
 
 def scrollable(inside: Html, name: str = "table") -> Html:
@@ -253,16 +265,6 @@ def format_cell(cell: Cell, digits: int = 3) -> str:
     if cell.std is None:
         return f"{cell.mean:.{digits}f}"
     return f"{cell.mean:.{digits}f} \u00b1 {cell.std:.{digits}f}"
-
-
-def _row(cells: Sequence[Content], words: int) -> Html:
-    first, *others = cells
-    rest = (el("td", cell, class_=_side(n, words)) for n, cell in enumerate(others, 1))
-    return el("tr", el("th", first, scope="row"), *rest)
-
-
-def _side(column: int, words: int) -> str | None:
-    return "words" if 0 < column < words else None
 
 
 def _lines(figure: LineFigure) -> list[Html]:
@@ -284,38 +286,38 @@ def _heat(figure: HeatMapFigure, panel: HeatMap) -> Html:
            el("th", figure.x, scope="colgroup", colspan=len(panel.columns))),
         el("tr", *(el("th", name, scope="col") for name in panel.columns)),
     )  # fmt: skip
-    rows = (
-        el("tr", el("th", name, scope="row"), *(_cell(cell, figure) for cell in cells))
+    rows = [
+        f"<tr>{el('th', name, scope='row')}{_heat_cells(cells, figure)}</tr>"
         for name, cells in zip(panel.rows, panel.cells, strict=True)
-    )
-    cells_table = el("table", head, el("tbody", *rows), class_="heat spread" if spread else "heat")
+    ]
+    body = el("tbody", Html("".join(rows)))
+    cells_table = el("table", head, body, class_="heat spread" if spread else "heat")
     return el("div", el("h4", panel.name), scrollable(cells_table, f"{figure.title}: {panel.name}"))
 
 
-def _cell(cell: Cell, figure: HeatMapFigure) -> Html:
-    if cell is None:
-        return el("td", class_="none")
-    level = heat_level(figure.fraction(cell.mean))
-    return el("td", _rounded(cell.mean), *_deviation(cell), class_=f"h{level}")
-
-
-def _deviation(cell: Summary) -> list[Html]:
-    if cell.std is None:
-        return []
-    return [el("small", f"\u00b1{_rounded(cell.std)}")]
-
-
-def _rounded(value: float) -> str:
-    """Return two decimals without the leading zero."""
-    text = f"{value:.2f}"
-    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+def _heat_cells(cells: Sequence[Cell], figure: HeatMapFigure) -> str:
+    """Return a row of cells: two decimals without the leading zero, and the deviation below."""
+    low, high = figure.limits
+    shown = ""
+    for cell in cells:
+        if cell is None:
+            shown += '<td class="none"></td>'
+            continue
+        texts = [f"{value:.2f}" for value in (cell.mean, cell.std) if value is not None]
+        mean, *spread = [
+            text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text for text in texts
+        ]
+        below = f"<small>\u00b1{spread[0]}</small>" if spread else ""
+        level = heat_level((cell.mean - low) / (high - low))
+        shown += f'<td class="h{level}">{mean}{below}</td>'
+    return shown
 
 
 def _scale(figure: HeatMapFigure) -> Html:
     """Return the legend of the colors."""
     low, high = (f"{limit:.3g}" for limit in figure.limits)
-    steps = (el("span", class_=f"h{step}") for step in range(LEVELS + 1))
-    bar = el("span", *steps, class_="steps")
+    steps = "".join(f'<span class="h{step}"></span>' for step in range(LEVELS + 1))
+    bar = el("span", Html(steps), class_="steps")
     return el("p", f"{low} ", bar, f" {high} {figure.value}", class_="scale")
 
 

@@ -142,8 +142,8 @@ def _lines(figure: LineFigure) -> Drawing:
     across, up = x_scale(figure.x, figure.series), y_scale(figure.y, figure.series)
     axes.set(title=figure.title, xlabel=figure.x.label, ylabel=figure.y.label)
     axes.set(xlim=(across.low, across.high), ylim=(up.low, up.high))
-    axes.set_xticks(across.ticks, [across.tick_label(tick) for tick in across.ticks])
-    axes.set_yticks(up.ticks, [up.tick_label(tick) for tick in up.ticks])
+    axes.set_xticks(across.ticks, across.tick_labels)
+    axes.set_yticks(up.ticks, up.tick_labels)
     axes.legend()
     return drawing
 

@@ -209,9 +209,14 @@ class RunRecord:
         """Return the number of tasks of the stream."""
         return int(self.result["tasks"])
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of events.jsonl; an incomplete last line is skipped."""
-        yield from read_events(self.path / EVENTS)
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """The events of events.jsonl, read once; none if the file cannot be read."""
+        try:
+            return read_events(self.path / EVENTS)
+        except (UserError, OSError) as error:
+            _log.warning("%s", error)
+            return []
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -301,12 +306,24 @@ def _alike(records: Sequence[RunRecord], names: list[str], name: str) -> list[Ru
 
 def _distinguishing_settings(record: RunRecord, others: Sequence[RunRecord]) -> str:
     """Return the settings in which a run differs from others with its name, as text."""
-    keys = dict.fromkeys(key for other in others for key in other.settings)
-    differing = [key for key in keys if len({repr(o.settings.get(key)) for o in others}) > 1]
+    differing = differing_settings(others)
     work = [key for key in differing if not key.startswith(_ENGINE)]
     if len({repr([o.settings.get(key) for key in work]) for o in others}) == len(others):
         differing = work
     return ", ".join(f"{key.removeprefix('method.')}={record.setting(key)}" for key in differing)
+
+
+def differing_settings(records: Sequence[RunRecord]) -> list[str]:
+    """Return the keys whose values are not equal in all runs."""
+    values: dict[str, list[str]] = {}
+    for record in records:
+        for key, value in record.settings.items():
+            values.setdefault(key, []).append(repr(value))
+    return [
+        key
+        for key, found in values.items()
+        if len(found) < len(records) or found.count(found[0]) < len(found)
+    ]
 
 
 def _grouped(

@@ -28,7 +28,7 @@ from perdure.report.figure_data import (
     summarize_seeds,
 )
 from perdure.report.figure_html import Html, el, figure_html
-from perdure.report.records import RunRecord, Runs
+from perdure.report.records import RunRecord, Runs, differing_settings
 
 # ------------------------------------------------------------------------------------------------
 # Figures of the metrics of `evaluate.metrics`: one matrix each.
@@ -245,8 +245,8 @@ def sweep_figures(runs: Runs, mode: str) -> list[Figure]:
 
 def swept_keys(groups: Sequence[Group]) -> list[str]:
     """Return the keys in which two groups of runs differ that agree in everything else."""
-    keys = dict.fromkeys(key for group in groups for key in group[0].settings)
-    chosen = [key for key in keys if key not in _METHOD and not _is_engine(key)]
+    differing = differing_settings([group[0] for group in groups])
+    chosen = [key for key in differing if key not in _METHOD and not _is_engine(key)]
     return [key for key in chosen if any(len(line) > 1 for line in _lines(groups, key))]
 
 
@@ -314,11 +314,10 @@ def _names(records: Sequence[RunRecord], key: str) -> list[str]:
     names = []
     for record in records:
         alike = [other for other in records if other.kind == record.kind]
-        keys = dict.fromkeys(k for other in alike for k in other.settings)
-        differing = [
-            k for k in keys
-            if k != key and not _is_engine(k) and len({repr(o.setting(k)) for o in alike}) > 1
-        ]  # fmt: skip
-        changed = (f"{k.removeprefix('method.')}={record.setting(k)}" for k in differing)
+        changed = (
+            f"{k.removeprefix('method.')}={record.setting(k)}"
+            for k in differing_settings(alike)
+            if k != key and not _is_engine(k)
+        )
         names.append(" ".join([record.kind, *changed]))
     return names

@@ -13,7 +13,7 @@ from perdure.report.axes import heat_level
 from perdure.report.comparison_text import format_bytes
 from perdure.report.diagnostics import MethodLog
 from perdure.report.figure_html import Html, el, scrollable, table
-from perdure.report.records import RunRecord, Runs
+from perdure.report.records import RunRecord, Runs, differing_settings
 
 # ------------------------------------------------------------------------------------------------
 # The section of the page with the configs: where they differ, and how to repeat each run.
@@ -75,8 +75,7 @@ def _counted(runs: Runs, key: str, thing: str) -> str:
 def _differences(runs: Runs) -> list[Html]:
     """Return a table of the settings that are not equal in all groups."""
     heads = [group[0] for group in runs.groups.values()]
-    keys = dict.fromkeys(key for record in heads for key in record.settings)
-    differing = [key for key in keys if len({repr(r.settings.get(key)) for r in heads}) > 1]
+    differing = differing_settings(heads)
     if not differing:
         return []
     rows = [[el("code", key), *(_value(r.setting(key)) for r in heads)] for key in differing]

@@ -299,10 +299,12 @@ class RunDirectory:
         if complete < len(data):
             os.truncate(self._events, complete)
 
-    def save_result(self, result: dict[str, Any]) -> None:
-        """Write result.json atomically; numbers that are not finite become null."""
-        text = json.dumps(_json_value(result), indent=2, allow_nan=False)
+    def save_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Write result.json atomically and return its content; infinities and NaN become null."""
+        content: dict[str, Any] = _json_value(result)
+        text = json.dumps(content, indent=2, allow_nan=False)
         write_atomic(self._result, (text + "\n").encode())
+        return content
 
     def load_result(self) -> dict[str, Any]:
         """Return the content of result.json.

@@ -22,6 +22,7 @@ from perdure.deploy.trained_model import TrainedModel
 from perdure.runs.checkpoint import CheckpointFiles
 from perdure.runs.directory import RunDirectory
 from perdure.runs.given_data import giving_all
+from perdure.runs.records import read_run
 from perdure.runs.result import Result
 from perdure.runs.writer import RunWriter, checkpoint_files, write_run_report
 from perdure.training.events import EventCallback
@@ -305,7 +306,7 @@ class Learner:
 
     def report(self) -> Path:
         """Write report.html into the run directory and return its path."""
-        write_run_report(self.run)
+        write_run_report(read_run(self.run))
         return self.run / "report.html"
 
     def __repr__(self) -> str:

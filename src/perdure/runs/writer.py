@@ -15,12 +15,11 @@ from perdure.core.notebook import NotebookBar, in_notebook
 from perdure.core.trees import Tree, to_device
 from perdure.deploy.model_files import export_model
 from perdure.report.page import write_page
-from perdure.report.records import Runs
+from perdure.report.records import RunRecord, Runs
 from perdure.runs import checkpoint
 from perdure.runs.checkpoint import CheckpointFiles
 from perdure.runs.directory import RunDirectory
 from perdure.runs.progress import accuracies_so_far, expected_tasks
-from perdure.runs.records import read_run
 from perdure.runs.result import Result, result_values
 from perdure.runs.tracking import Tracking, open_tracking
 from perdure.training.events import EventCallback
@@ -91,9 +90,9 @@ class RunWriter:
         values = result_values(self.experiment, state)
         if self.directory is not None:
             self._export(self.directory, state)
-            self.directory.save_result(values)
+            content = self.directory.save_result(values)
             if self.experiment.config.runs.report:
-                write_run_report(self.directory.path)
+                write_run_report(RunRecord(self.directory.path, self.experiment.config, content))
         return Result(values, self.directory.path if self.directory else None)
 
     @contextmanager
@@ -176,12 +175,12 @@ class RunWriter:
             store.sweep(others)
 
 
-def write_run_report(folder: Path) -> None:
+def write_run_report(record: RunRecord) -> None:
     """Write report.html into the directory of a finished run; a failure is only logged."""
     try:
-        write_page(Runs((read_run(folder),)), folder / "report.html")
+        write_page(Runs((record,)), record.path / "report.html")
     except Exception as error:
-        log.warning("%s: report.html was not written: %s", folder, error)
+        log.warning("%s: report.html was not written: %s", record.path, error)
 
 
 def checkpoint_files(directory: RunDirectory, experiment: Experiment) -> CheckpointFiles:

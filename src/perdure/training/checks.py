@@ -74,7 +74,7 @@ def check_numbers_possible(needs: Needs, config: Config) -> None:
 
 def warn_of_unprotected(needs: Needs, network: Network) -> None:
     """Name the weights that a projection method fixes, since it cannot protect their inputs."""
-    if needs.protected_layers and network.unprotected:
+    if needs.layers == "protected" and network.unprotected:
         names = ", ".join(network.unprotected)
         log.warning("not protected, so fixed after the first task: %s", names)
 
@@ -162,7 +162,7 @@ def check_aggregation(train: Train, needs: Needs, config: Config) -> None:
         f"method {method!r} sums other fields of uploads itself": (
             train.make_upload is not None and train.adjust is not None
         ),
-        f"method {method!r} weights the updates itself": needs.sets_weights,
+        f"method {method!r} weights the updates itself": needs.prefers.weighting == "own",
         f"a round of method {method!r} has updates of several ages": train.buffer_size is not None,
     }
     for reason, applies in reasons.items():

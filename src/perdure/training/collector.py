@@ -29,7 +29,7 @@ from perdure.contract.uploads import (
     _same_kind,
 )
 from perdure.core.trees import Tensors
-from perdure.data.source import Array
+from perdure.data.examples import Array
 from perdure.training.aggregation import RULE_FIELDS, Rule
 
 if TYPE_CHECKING:

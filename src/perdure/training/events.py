@@ -98,14 +98,6 @@ def warn_once(state: RunState, context: Context, key: str, text: str) -> None:
     log.warning("task %d %s: %s", context.task + 1, where, text)
 
 
-def record_warnings(experiment: Experiment, state: RunState, context: Context) -> list[str]:
-    """Give what the method warns of, and return all warnings of this round."""
-    for key, text in experiment.method.warnings(state.server, context).items():
-        warn_once(state, context, key, text)
-    at = (context.task, context.round)
-    return [w["text"] for w in state.counters.warnings if (w["task"], w["round"]) == at]
-
-
 def warn_small_clients(experiment: Experiment, state: RunState) -> None:
     """Name the clients that have too few rows of the current task to take part in it."""
     small = small_clients(experiment.task(state.task).partition)
@@ -119,9 +111,9 @@ def warn_small_clients(experiment: Experiment, state: RunState) -> None:
     warn_once(state, context, f"rows of task {state.task}", text)
 
 
-def likely_cause(experiment: Experiment, context: Context) -> str:
+def likely_cause(experiment: Experiment, state: RunState, context: Context) -> str:
     """Return what may make training diverge, as part of a sentence."""
-    hints = [experiment.method.divergence_hint(context)]
+    hints = [experiment.method.diagnose(state.server, context).divergence]
     hints.append(f"train.lr {context.lr:g} (try {context.lr / 10:g}, or train.clip)")
     server_lr = experiment.config_at(context.task).train.server_lr
     if server_lr is not None and server_lr > 1:
@@ -140,7 +132,8 @@ def check_change(experiment: Experiment, state: RunState, change: Change, contex
     if not math.isfinite(length) or not math.isfinite(_length(change.buffers)):
         where = f"task {context.task + 1} round {context.round + 1}"
         raise RunError(
-            f"{where}: the aggregated update is not finite; {likely_cause(experiment, context)}; "
+            f"{where}: the aggregated update is not finite; "
+            f"{likely_cause(experiment, state, context)}; "
             "the run stops at its last checkpoint"
         )
     model = _length(state.server.params)
@@ -151,7 +144,7 @@ def check_change(experiment: Experiment, state: RunState, change: Change, contex
 
 def warn_diverging(experiment: Experiment, state: RunState, context: Context, symptom: str) -> None:
     """Warn once that the run diverges, with its symptom and its likely cause."""
-    cause = likely_cause(experiment, context)
+    cause = likely_cause(experiment, state, context)
     warn_once(state, context, "diverging", f"{symptom}; {cause}")
 
 
@@ -264,7 +257,11 @@ def clients_event(
 
 
 def _diagnostics(experiment: Experiment, state: RunState, context: Context) -> Event:
-    numbers = experiment.method.diagnostics(state.server, context)
-    warnings = record_warnings(experiment, state, context)
-    event: Event = {"method": numbers} if numbers else {}
+    """Return the method's numbers, and all warnings of this round, the method's among them."""
+    diagnosis = experiment.method.diagnose(state.server, context)
+    for key, text in diagnosis.warnings.items():
+        warn_once(state, context, key, text)
+    at, given = (context.task, context.round), state.counters.warnings
+    warnings = [each["text"] for each in given if (each["task"], each["round"]) == at]
+    event: Event = {"method": diagnosis.numbers} if diagnosis.numbers else {}
     return event | ({"warnings": warnings} if warnings else {})

@@ -318,7 +318,7 @@ def record_failures(
         state.counters.rejected.append({**at, "client": client})
     if collector.rejected and not collector.collected.clients:
         raise RunError(
-            f"{where}: no client's update is finite; {likely_cause(experiment, context)}; "
+            f"{where}: no client's update is finite; {likely_cause(experiment, state, context)}; "
             "the run stops at its last checkpoint"
         )
     if collector.rejected:

@@ -26,6 +26,7 @@ from perdure.privacy.secagg.journal import (
 from perdure.training.collector import UploadCollector
 from perdure.training.engines.engine import Engine
 from perdure.training.ledger import Ledger
+from perdure.training.settings import choose_weighting
 
 # ------------------------------------------------------------------------------------------------
 # How a config's `privacy` section changes a run: the way in which uploads are collected.
@@ -264,7 +265,7 @@ def _largest_weight(config: Config, method: Method, examples: int) -> int:
     """Return the largest weight that a client with this many examples may upload with."""
     if config.privacy.clip is not None:
         return 1
-    weighting = config.train.weighting or method.needs.weighting or "samples"
+    weighting = choose_weighting(config, method.needs)
     client_weight = examples if weighting == "samples" else 1
     return math.ceil(method.needs.max_client_weight * client_weight)
 

@@ -36,7 +36,7 @@ class OpenSetting:
     key: str
     """The key, such as model.head."""
     need: str
-    """Name of the preference in `Needs`."""
+    """Name of the preference in `Preferences`."""
     choose: Callable[[Config, Needs], Any]
     """Returns the config's value or, if it has none, the method's preference or the default."""
 
@@ -54,7 +54,7 @@ class OpenSetting:
 
 def choose_head(config: Config, needs: Needs) -> Any:
     """Return the kind of the head; UserError if it is not possible on the stream."""
-    preferred = {} if config.data.target == "number" else needs.head
+    preferred = {} if config.data.target == "number" else needs.prefers.head
     kind = config.model.head or preferred.get(config.stream.resembles, "shared")
     if kind == "growing" and config.stream.resembles == "pool":
         raise bad_value("model.head", kind, "'shared' on a pool stream")
@@ -64,24 +64,26 @@ def choose_head(config: Config, needs: Needs) -> Any:
 def choose_outputs(config: Config, needs: Needs) -> str:
     """Return the outputs in the loss: all, seen or task."""
     growing = choose_head(config, needs) == "growing"
-    default = needs.active_outputs or ("task" if growing else "all")
+    default = needs.prefers.active_outputs or ("task" if growing else "all")
     return config.train.outputs or default
 
 
 def choose_weighting(config: Config, needs: Needs) -> str:
     """Return the clients' weights in the server's mean; clipped updates have equal weights."""
-    default = "uniform" if config.privacy.clip is not None else needs.weighting or "samples"
-    return config.train.weighting or default
+    if config.train.weighting is not None:
+        return config.train.weighting
+    uniform = config.privacy.clip is not None or needs.prefers.weighting == "uniform"
+    return "uniform" if uniform else "samples"
 
 
 def choose_server_lr(config: Config, needs: Needs) -> float:
     """Return the step size of the server."""
-    return config.train.server_lr or needs.server_lr or 1.0
+    return config.train.server_lr or needs.prefers.server_lr or 1.0
 
 
 def choose_server_schedule(config: Config, needs: Needs) -> str:
     """Return the factor on the step size of the server by task."""
-    return config.train.server_schedule or needs.server_schedule or "constant"
+    return config.train.server_schedule or needs.prefers.server_schedule or "constant"
 
 
 HEAD = OpenSetting("model.head", "head", choose_head)
@@ -166,7 +168,7 @@ class TaskPlan:
 
         int64 [rows], the index of the correct output; or float32 [rows], the standardized number.
         """
-        labels, origins = self.task.train_labels, self.task.origins
+        labels, origins = self.task.train.y, self.task.train.origins
         if self.outputs.is_number:
             return labels
         if origins is None:
@@ -179,14 +181,14 @@ class TaskPlan:
         """The outputs that the loss includes, bool [outputs], or None for all of them."""
         if self.outputs_in_loss == "all":
             return None
-        if self.outputs_in_loss == "seen" or self.task.origins is not None:
+        if self.outputs_in_loss == "seen" or self.task.train.origins is not None:
             return self.outputs.seen_mask(self.task.index).to(self.device)
         return self.outputs.task_mask(self.task.index, self.task.index).to(self.device)
 
     def active_outputs_of(self, client: int) -> Tensor | None:
         """Return the active outputs of one client, which may have its own classes of the task."""
         client_classes = self.task.client_classes
-        own = self.outputs_in_loss == "task" and self.task.origins is None
+        own = self.outputs_in_loss == "task" and self.task.train.origins is None
         if client_classes is None or not own:
             return self.active_outputs
         index = self.task.index

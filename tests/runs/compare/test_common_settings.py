@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.config import parse
-from perdure.contract import Method, Needs
+from perdure.contract import Method, Needs, Preferences
 from perdure.core.errors import UserError
 from perdure.runs.compare.common_settings import with_common_settings
 from perdure.runs.compare.compare import run_plan
@@ -39,7 +39,7 @@ class Prefers(Method):
 
     @property
     def needs(self) -> Needs:
-        return Needs(head={"split": "growing"}, weighting="uniform")
+        return Needs(prefers=Preferences({"split": "growing"}, weighting="uniform"))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Demands(Method):
 
     @property
     def needs(self) -> Needs:
-        return Needs(head={"split": "growing"}, demands={"head": "it must"})
+        return Needs(prefers=Preferences({"split": "growing"}, demanded={"head": "it must"}))
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class DemandsOutputs(Method):
 
     @property
     def needs(self) -> Needs:
-        return Needs(active_outputs="task", demands={"active_outputs": "it must"})
+        must = {"active_outputs": "it must"}
+        return Needs(prefers=Preferences(active_outputs="task", demanded=must))
 
 
 def run(kind: Any, seed: int = 0, **sections: Any) -> PlannedRun:

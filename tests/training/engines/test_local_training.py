@@ -159,7 +159,7 @@ def test_the_loss_is_cross_entropy_among_the_outputs_that_compete(kind: str) -> 
     training, worker = work_of(experiment)
     batch = worker.data.batch(worker.data.index[:7])
     loss, updates = loss_of(training, batch)
-    labels = experiment.task(0).train_labels[worker.data.index[:7]]
+    labels = experiment.task(0).train.y[worker.data.index[:7]]
     outputs = list(range(10)) if kind == "all" else sorted(experiment.task(0).classes)
     torch.testing.assert_close(loss, plain_loss(training.params, batch.x, labels, outputs))
     assert updates == {}

@@ -20,11 +20,7 @@ class FedMedian(Method):
     """The quantile; 0.5 is the median."""
 
     paper: ClassVar[str] = "Yin et al., ICML 2018"
-
-    @property
-    def needs(self) -> Needs:
-        """Every client's update."""
-        return Needs(per_client_fields=("update",))
+    needs: ClassVar[Needs] = Needs(per_client_fields=("update",))
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train as FedAvg does, with another way to combine the updates."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from perdure import Config, StreamConfig
 from perdure.core.rng import Rng
 from perdure.data.load import load_model_source
-from perdure.data.source import Examples
-from perdure.data.streams.stream import Stream, divide_task, normalize_source
+from perdure.data.normalization import normalize_source
+from perdure.data.streams.stream import Stream, divide_task
 
 
 class MirroredStream(StreamConfig):
@@ -20,8 +20,7 @@ class MirroredStream(StreamConfig):
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
         plain, axis = load_model_source(config, rng), 2 if self.vertical else 3
-        train, test = (Examples(part.x.flip(axis), part.y) for part in (plain.train, plain.test))
-        sources = [plain, replace(plain, train=train, test=test)]
+        sources = [plain, plain.map(lambda part: replace(part, x=part.x.flip(axis)))]
         views = [normalize_source(source, config.data) for source in sources]
         tasks = [
             divide_task(config, views[task % 2], task, ("plain", "mirrored")[task % 2], rng)

@@ -29,9 +29,10 @@ from perdure.config import (
 from perdure.core.files import atomic_file, sha256_file
 from perdure.core.registry import is_installed
 from perdure.core.rng import Rng
+from perdure.data.examples import Array, Source
 from perdure.data.named.official import Arrays, Rows, with_classes
 from perdure.data.rows import Reading, rows_source
-from perdure.data.source import Array, ConfigLocation, Source
+from perdure.data.source import ConfigLocation
 from perdure.data.sources.huggingface import (
     column_strings,
     dataset_rows,

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from perdure.config import DataSet, FolderData
-from perdure.data.source import Array, ConfigLocation
+from perdure.data.examples import Array
+from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import find_idx, read_idx
 from perdure.data.sources.image_folder import decode_files
 

@@ -18,16 +18,9 @@ import torch
 
 from perdure.config import DigitsData, IdxData, NpzData
 from perdure.core.rng import Rng
+from perdure.data.examples import Array, Examples, Source
 from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source, stratified_split
-from perdure.data.source import (
-    Array,
-    ConfigLocation,
-    Examples,
-    Source,
-    check_classes,
-    check_images,
-    check_labels,
-)
+from perdure.data.source import ConfigLocation, check_classes, check_images, check_labels
 
 # ------------------------------------------------------------------------------------------------
 # Named arrays as labeled rows: the layout of npz files and of dicts in Python.

@@ -18,8 +18,9 @@ from PIL import Image
 from perdure.config import CustomData, HuggingfaceData
 from perdure.core.registry import require
 from perdure.core.rng import Rng
+from perdure.data.examples import Source, Text
 from perdure.data.rows import Part, Reading, Rows, rows_source
-from perdure.data.source import ConfigLocation, Source, Text
+from perdure.data.source import ConfigLocation
 from perdure.data.sources.image_folder import Opener, decode_images
 from perdure.data.sources.text import check_label_types, text_columns, text_of
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from perdure.config import DataConfig, FolderData
 from perdure.core.rng import Rng
 from perdure.data.clients import with_clients
+from perdure.data.examples import Examples, Source
 from perdure.data.images import fit_images
 from perdure.data.rows import stratified_split
-from perdure.data.source import ConfigLocation, Examples, Source
+from perdure.data.source import ConfigLocation
 
 # ------------------------------------------------------------------------------------------------
 # Image files, and folders of them.

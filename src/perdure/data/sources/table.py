@@ -18,9 +18,10 @@ from perdure.config import CustomData, TableData
 from perdure.core.errors import UserError
 from perdure.core.registry import is_installed, require
 from perdure.core.rng import Rng
+from perdure.data.examples import Array, Source, Text
 from perdure.data.labels import sort_names
 from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
-from perdure.data.source import Array, ConfigLocation, Source, Text
+from perdure.data.source import ConfigLocation
 from perdure.data.sources.text import text_columns
 
 # ------------------------------------------------------------------------------------------------

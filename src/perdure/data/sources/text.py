@@ -13,8 +13,9 @@ import numpy as np
 from perdure.config import TextData
 from perdure.core.documents import json_value
 from perdure.core.rng import Rng
+from perdure.data.examples import Array, Source, Text
 from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
-from perdure.data.source import Array, ConfigLocation, Source, Text
+from perdure.data.source import ConfigLocation
 
 Row = dict[str, Any]
 _TEST_SPLITS = ("test", "val", "validation")

@@ -14,18 +14,17 @@ from perdure.config import Config, DomainConfig, Extension, NaturalPartition
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import append_clients, check_clients, config_location, unify_clients
+from perdure.data.examples import Array, Examples, Source
 from perdure.data.images import resize_source
-from perdure.data.inputs import Inputs
 from perdure.data.labels import append_classes, class_labels
 from perdure.data.load import forget_kept, load_and_keep, load_and_keep_domains, load_source
+from perdure.data.normalization import with_normalization
 from perdure.data.partition import Partition
-from perdure.data.source import Array, Source
 from perdure.data.streams.cumulative import make_cumulative
 from perdure.data.streams.domains import SourcesStream, listed, source_name
 from perdure.data.streams.given import GivenStream, first_sources
 from perdure.data.streams.stream import (
     EvalGroup,
-    NormalizedSource,
     Stream,
     Task,
     divide_task,
@@ -117,7 +116,7 @@ def hold_out(task: Task, fraction: float, rng: Rng) -> Task:
     """Return the task with a fraction of its training rows held out for validation."""
     if not fraction:
         return task
-    labels = class_labels(task.train_labels).cpu()
+    labels = class_labels(task.train.y).cpu()
     training = TrainingPartition(task.partition, held_out_rows(labels.numpy(), fraction, rng))
     rows = training.validation_rows()
     groups = [
@@ -237,7 +236,9 @@ class _Builder:
         separate = extension.labels == "separate"
         source, self.class_names = append_classes(source, self.class_names, separate, key)
         source, self.client_names = append_clients(source, self.client_names)
-        return divide_task(config, self._normalized(source), number, source.name, self.rng)
+        first = self.first.tasks[0]
+        source = with_normalization(source, _examples(first).normalization, first.numbers)
+        return divide_task(config, source, number, source.name, self.rng)
 
     def _like_first(self, source: Source, key: str) -> Source:
         """Return the source as the config has it read, in the shape and type of the first task.
@@ -250,7 +251,7 @@ class _Builder:
         source = resize_source(source, data.size, data.channels)
         source = tokenize_to(source, self.config, first.shape)
         expected, found = (
-            (first.shape, _inputs(first).rows.dtype),
+            (first.shape, _examples(first.tasks[0]).x.dtype),
             (source.shape, source.train.x.dtype),
         )
         if found != expected:
@@ -263,21 +264,6 @@ class _Builder:
             raise UserError(f"{key}.feature_columns: must be those of the run ({columns})")
         return source
 
-    def _normalized(self, source: Source) -> NormalizedSource:
-        """Return the source with the normalization of the first task."""
-        like = replace(_inputs(self.first), permutation=None, cached_features=None)
-        train, test = (
-            replace(like, rows=part.x.reshape(len(part), -1))
-            for part in (source.train, source.test)
-        )
-        clients = None if source.train.clients is None else source.train.clients.numpy()
-        scale = self.first.tasks[0].numbers
-        y, y_test = (
-            part.y if scale is None else scale.standardize(part.y)
-            for part in (source.train, source.test)
-        )
-        return NormalizedSource(train, y, test, y_test, clients, source.test.clients, scale)
-
     def stream(self) -> Stream:
         """Return the stream with all tasks."""
         return replace(
@@ -286,10 +272,9 @@ class _Builder:
         )  # fmt: skip
 
 
-def _inputs(stream: Stream) -> Inputs:
-    inputs = stream.tasks[0].train
-    assert isinstance(inputs, Inputs)
-    return inputs
+def _examples(task: Task) -> Examples:
+    assert isinstance(task.train, Examples)
+    return task.train
 
 
 def _shown(shape: tuple[int, ...], dtype: torch.dtype) -> str:

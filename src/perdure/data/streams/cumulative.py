@@ -12,13 +12,12 @@ from torch import Tensor
 from perdure.config import Config, DomainConfig
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, unify_clients
+from perdure.data.examples import Array, Examples, JoinedExamples, Source
 from perdure.data.images import unify_shapes
-from perdure.data.inputs import Inputs, JoinedInputs
 from perdure.data.labels import unify_classes
 from perdure.data.partition import Partition
-from perdure.data.source import Array, Examples, Source
 from perdure.data.streams.domains import label_space, listed
-from perdure.data.streams.stream import EvalGroup, Stream, Task, map_tasks
+from perdure.data.streams.stream import Stream, Task, map_tasks
 from perdure.data.text import tokenize_if_text
 
 # ------------------------------------------------------------------------------------------------
@@ -36,7 +35,7 @@ def joined_source(domains: list[DomainConfig], labels: str, config: Config, rng:
     name = " and ".join(source.name for source in sources)
     train = _together([source.train for source in sources], offsets)
     test = _together([source.test for source in sources], offsets)
-    return replace(sources[0], name=name, train=train, test=test, class_names=names, texts=None)
+    return replace(sources[0], name=name, train=train, test=test, class_names=names)
 
 
 def _together(parts: list[Examples], offsets: list[int]) -> Examples:
@@ -64,25 +63,14 @@ def make_cumulative(stream: Stream) -> Stream:
 
 def _joined(tasks: Sequence[Task]) -> Task:
     """Return the last of some tasks with the training data of all of them."""
-    sizes = torch.tensor([len(task.train_labels) for task in tasks])
+    parts = tuple(task.train for task in tasks if isinstance(task.train, Examples))
+    sizes, groups = tuple(len(part) for part in parts), tasks[-1].validation
     return replace(
         tasks[-1],
-        train=JoinedInputs(tuple(_inputs(task) for task in tasks)),
-        train_labels=torch.cat([task.train_labels for task in tasks]),
-        partition=JoinedPartition(tuple(task.partition for task in tasks), tuple(sizes.tolist())),
-        origins=torch.arange(len(tasks)).repeat_interleave(sizes),
-        validation=_shifted(tasks[-1].validation, int(sizes[:-1].sum())),
+        train=JoinedExamples(parts),
+        partition=JoinedPartition(tuple(task.partition for task in tasks), sizes),
+        validation=[replace(group, index=group.index + sum(sizes[:-1])) for group in groups],
     )
-
-
-def _shifted(groups: Sequence[EvalGroup], start: int) -> list[EvalGroup]:
-    """Return groups of a training set's rows, which begin at `start` in the joined one."""
-    return [replace(group, index=group.index + start) for group in groups]
-
-
-def _inputs(task: Task) -> Inputs:
-    assert isinstance(task.train, Inputs)
-    return task.train
 
 
 @dataclass(frozen=True)

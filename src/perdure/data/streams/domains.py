@@ -15,12 +15,13 @@ from perdure.config.section import Item
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
+from perdure.data.examples import Source
 from perdure.data.images import resize_source, unify_shapes
-from perdure.data.inputs import normalization_constants
-from perdure.data.labels import number_scale, unify_classes
+from perdure.data.labels import unify_classes
 from perdure.data.load import load_domains, load_source
-from perdure.data.source import ConfigLocation, Source
-from perdure.data.streams.stream import Stream, Task, divide_task, normalize_source
+from perdure.data.normalization import normalization_constants, normalize_source, number_scale
+from perdure.data.source import ConfigLocation
+from perdure.data.streams.stream import Stream, Task, divide_task
 from perdure.data.text import tokenize_if_text
 
 

@@ -13,14 +13,15 @@ from perdure.config.section import Item, PositiveInt, Text
 from perdure.core.errors import RunError, UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
+from perdure.data.examples import Source
 from perdure.data.images import unify_shapes
 from perdure.data.labels import relabel, sort_names
 from perdure.data.load import TaskFunction, custom_rows, limit_and_resize
+from perdure.data.normalization import normalize_source
 from perdure.data.python_objects import fingerprint, reading_of, reported
 from perdure.data.rows import Part, Rows, rows_source
-from perdure.data.source import Source
 from perdure.data.streams.domains import domain_order, normalization_of_first
-from perdure.data.streams.stream import AskedTasks, Stream, Task, divide_task, normalize_source
+from perdure.data.streams.stream import AskedTasks, Stream, Task, divide_task
 from perdure.data.text import tokenize_if_text
 
 

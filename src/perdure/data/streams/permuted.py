@@ -12,15 +12,11 @@ from perdure.config import Config, StreamConfig
 from perdure.config.section import Item
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
+from perdure.data.examples import Source
 from perdure.data.load import load_model_source
+from perdure.data.normalization import normalize_source
 from perdure.data.partition import Partition, partition_once, present_in_task
-from perdure.data.streams.stream import (
-    NormalizedSource,
-    Stream,
-    Task,
-    normalize_source,
-    unique_labels,
-)
+from perdure.data.streams.stream import Stream, Task, label_array, make_task, unique_labels
 
 
 class PermutedStream(StreamConfig):
@@ -45,8 +41,7 @@ class PermutedStream(StreamConfig):
             raise bad_value("stream.kind", "permuted", expected)
         source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
-        labels = normalized.labels()
-        partition = partition_once(labels, config.clients, rng, normalized.clients)
+        partition = partition_once(normalized.train, config.clients, rng)
         tasks = [
             _task(normalized, t, number, present_in_task(partition, config, t, rng), rng)
             for t, number in enumerate(self.numbers())
@@ -66,11 +61,11 @@ class PermutedStream(StreamConfig):
         return numbers[:count]
 
 
-def _task(source: NormalizedSource, task: int, number: int, partition: Partition, rng: Rng) -> Task:
+def _task(source: Source, task: int, number: int, partition: Partition, rng: Rng) -> Task:
     order = permutation(number, source.train.rows.shape[1], rng)
-    permuted = replace(source, train=source.train.permuted(order), test=source.test.permuted(order))
+    permuted = source.map(lambda part: replace(part, permutation=order))
     name = "as they are" if order is None else f"permutation {number}"
-    return permuted.task(task, name, unique_labels(source.labels()), partition)
+    return make_task(permuted, task, name, unique_labels(label_array(source.train)), partition)
 
 
 def permutation(number: int, width: int, rng: Rng) -> Tensor | None:

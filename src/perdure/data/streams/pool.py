@@ -14,16 +14,16 @@ from torch import Tensor
 from perdure.config import Config, StreamConfig
 from perdure.config.section import Item, PositiveInt
 from perdure.core.rng import Rng
+from perdure.data.examples import Array, Source
 from perdure.data.load import load_model_source
+from perdure.data.normalization import normalize_source
 from perdure.data.partition import Partition, partition_once, present_in_task
-from perdure.data.source import Array
 from perdure.data.streams.split import group_size
 from perdure.data.streams.stream import (
     EvalGroup,
-    NormalizedSource,
     Stream,
     Task,
-    normalize_source,
+    label_array,
     unique_labels,
 )
 
@@ -66,8 +66,8 @@ class PoolStream(StreamConfig):
         """Return the stream of a config."""
         source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
-        labels = normalized.labels()
-        partition = partition_once(labels, config.clients, rng, normalized.clients)
+        labels = label_array(normalized.train)
+        partition = partition_once(normalized.train, config.clients, rng)
         choices = class_choices(self, config.clients.count, unique_labels(labels), rng)
         counts = partition.counts(labels, len(source.class_names))
         tasks = [
@@ -90,25 +90,22 @@ def class_choices(
 
 
 def _task(
-    source: NormalizedSource, number: int, chosen: Array, all_clients: Partition, counts: Array
+    source: Source, number: int, chosen: Array, all_clients: Partition, counts: Array
 ) -> Task:
     sizes = np.take_along_axis(counts, chosen.astype(np.int64), axis=1).sum(1)
     partition = PoolPartition(
-        all_clients, source.train_labels, chosen, np.where(all_clients.sizes, sizes, 0)
+        all_clients, source.train.y, chosen, np.where(all_clients.sizes, sizes, 0)
     )
-    groups = PoolGroups.of(chosen[partition.sizes > 0], source.test_labels)
+    groups = PoolGroups.of(chosen[partition.sizes > 0], source.test.y)
     return Task(
         number,
         f"group {number} of every client",
         unique_labels(groups.chosen),
         source.train,
-        source.train_labels,
         source.test,
-        source.test_labels,
         partition,
         groups,
         partition.classes_of,
-        test_clients=source.test_clients,
     )
 
 

@@ -11,11 +11,12 @@ from perdure.config import Config, StreamConfig
 from perdure.config.section import Item, NonNegativeInt, PositiveInt
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
+from perdure.data.examples import Array
 from perdure.data.load import load_model_source
-from perdure.data.source import Array
+from perdure.data.normalization import normalize_source
 from perdure.data.streams.cumulative import joined_source
 from perdure.data.streams.domains import SourcesStream, find_items
-from perdure.data.streams.stream import Stream, divide_task, normalize_source, unique_labels
+from perdure.data.streams.stream import Stream, divide_task, label_array, unique_labels
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class SplitStream(SourcesStream):
         else:
             source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
-        labels = unique_labels(normalized.labels())
+        labels = unique_labels(label_array(normalized.train))
         if self.order is None:
             order = rng.numpy_generator("classes").permutation(labels)
         else:

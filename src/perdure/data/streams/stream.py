@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, DataConfig
+from perdure.config import Config
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
-from perdure.data.inputs import AnyInputs, Inputs, make_inputs
-from perdure.data.labels import NumberScale, class_labels, number_scale
+from perdure.data.examples import AnyExamples, Array, Examples, NumberScale, Source
+from perdure.data.labels import class_labels
 from perdure.data.partition import LargePartition, Partition, make_partition, presence
-from perdure.data.source import Array, Source
 
 # ------------------------------------------------------------------------------------------------
 # A task, and sequences of tasks that are made when they are asked for.
@@ -53,42 +52,38 @@ class Task:
     name: str
     classes: tuple[int, ...]
     """The labels that occur, in the label space of the stream."""
-    train: AnyInputs
-    train_labels: Tensor
-    """Labels of the training rows, int64; or standardized numbers, float32."""
-    test: AnyInputs
-    test_labels: Tensor
-    """The same of the test rows."""
+    train: AnyExamples
+    """Training rows, with labels (int64) or standardized numbers (float32)."""
+    test: AnyExamples
+    """Test rows, or validation rows, with the same."""
     partition: Partition
     groups: Sequence[EvalGroup]
     client_classes: ClientClasses | None = None
     validation: Sequence[EvalGroup] = ()
     """Rows of the training set that are held out to select settings on; see `data.validation`."""
     evaluates_on: EvaluationRows = "test"
-    """What `test`, `test_labels` and `groups` hold: test rows, or validation rows."""
-    origins: Tensor | None = None
-    """int64 [training rows]: the task that each row comes from, in a cumulative stream. If None,
-    all are of this task."""
+    """What `test` and `groups` hold: test rows, or validation rows."""
     numbers: NumberScale | None = None
     """How numbers were standardized. If None, the task has classes."""
-    test_clients: Tensor | None = None
-    """int64 [test rows]: the client of each row. If None, the data does not say."""
+
+    @property
+    def test_clients(self) -> Tensor | None:
+        """The client of each test row, int64 [rows]; None if the data does not say."""
+        return self.test.clients if self.evaluates_on == "test" else None
 
     def classes_of(self, client: int) -> tuple[int, ...]:
         """Return the classes that a client has in this task; empty if it holds nothing."""
         if not self.partition.sizes[client]:
             return ()
-        if self.client_classes is not None and self.origins is None:
+        if self.client_classes is not None and self.train.origins is None:
             return self.client_classes(client)
-        client_rows = self.partition.index(client).to(self.train_labels.device)
-        return tuple(torch.unique(class_labels(self.train_labels[client_rows])).tolist())
+        labels = self.train.y
+        client_rows = self.partition.index(client).to(labels.device)
+        return tuple(torch.unique(class_labels(labels[client_rows])).tolist())
 
     def on_validation(self) -> Task:
         """Return the task with its validation rows in the place of the test rows."""
-        return replace(
-            self, test=self.train, test_labels=self.train_labels, groups=self.validation,
-            evaluates_on="validation", test_clients=None,
-        )  # fmt: skip
+        return replace(self, test=self.train, groups=self.validation, evaluates_on="validation")
 
 
 @dataclass(frozen=True)
@@ -163,12 +158,12 @@ __all__ = [
     "EvalGroup",
     "EvaluationRows",
     "LazyTasks",
-    "NormalizedSource",
     "Stream",
     "Task",
     "divide_task",
+    "label_array",
+    "make_task",
     "map_tasks",
-    "normalize_source",
     "unique_labels",
 ]
 
@@ -258,89 +253,49 @@ class _Moved:
     def tensor(self, tensor: Tensor) -> Tensor:
         return self._known.setdefault(id(tensor), tensor.to(self._device))
 
-    def inputs(self, inputs: Inputs) -> Inputs:
-        order = None if inputs.permutation is None else self.tensor(inputs.permutation)
-        rows, scale, shift = map(self.tensor, (inputs.rows, inputs.scale, inputs.shift))
-        return replace(inputs, rows=rows, scale=scale, shift=shift, permutation=order)
+    def examples(self, part: Examples) -> Examples:
+        order = None if part.permutation is None else self.tensor(part.permutation)
+        normalization = part.normalization
+        if normalization is not None:
+            scale, shift = map(self.tensor, (normalization.scale, normalization.shift))
+            normalization = replace(normalization, scale=scale, shift=shift)
+        x, y = self.tensor(part.x), self.tensor(part.y)
+        return replace(part, x=x, y=y, normalization=normalization, permutation=order)
 
     def task(self, task: Task) -> Task:
-        return replace(
-            task,
-            train=task.train.map(self.inputs),
-            test=task.test.map(self.inputs),
-            train_labels=self.tensor(task.train_labels),
-            test_labels=self.tensor(task.test_labels),
-            origins=None if task.origins is None else self.tensor(task.origins),
-        )
+        train, test = task.train.map(self.examples), task.test.map(self.examples)
+        return replace(task, train=train, test=test)
 
 
-@dataclass(frozen=True)
-class NormalizedSource:
-    """One source, ready to be gathered from."""
-
-    train: Inputs
-    train_labels: Tensor
-    test: Inputs
-    test_labels: Tensor
-    clients: Array | None = None
-    """Number of the client of each training row, int [rows]. If None, the data does not say."""
-    test_clients: Tensor | None = None
-    """The same of each test row, int64 [rows]."""
-    numbers: NumberScale | None = None
-    """How targets that are numbers were standardized. If None, they are classes."""
-
-    def labels(self) -> Array:
-        """Training labels as an array; numbers have the label 0."""
-        labels: Array = class_labels(self.train_labels).numpy()
-        return labels
-
-    def group(self, classes: tuple[int, ...]) -> EvalGroup:
-        """All test rows of these classes, as one group."""
-        labels = class_labels(self.test_labels)
-        is_tested = torch.isin(labels, torch.tensor(classes, dtype=torch.int64))
-        return EvalGroup(is_tested.nonzero().flatten(), classes)
-
-    def task(self, number: int, name: str, classes: tuple[int, ...], shares: Partition) -> Task:
-        """Return a task over these classes, tested on one group."""
-        return Task(
-            number,
-            name,
-            classes,
-            self.train,
-            self.train_labels,
-            self.test,
-            self.test_labels,
-            shares,
-            (self.group(classes),),
-            numbers=self.numbers,
-            test_clients=self.test_clients,
-        )
+def make_task(
+    source: Source, number: int, name: str, classes: tuple[int, ...], partition: Partition
+) -> Task:
+    """Return a task of a normalized source, tested on all test rows of its classes as one group."""
+    labels = class_labels(source.test.y)
+    is_tested = torch.isin(labels, torch.tensor(classes, dtype=torch.int64))
+    group = EvalGroup(is_tested.nonzero().flatten(), classes)
+    return Task(
+        number, name, classes, source.train, source.test, partition, (group,),
+        numbers=source.numbers,
+    )  # fmt: skip
 
 
-def normalize_source(
-    source: Source, config: DataConfig, key: str = "data", offset: int = 0
-) -> NormalizedSource:
-    """Normalize a source; its labels begin at `offset` in the label space of the stream."""
-    train, test = make_inputs(source.train.x, source.test.x, config, key)
-    clients = None if source.train.clients is None else source.train.clients.numpy()
-    scale = number_scale(source.train.y, config)
-    labels, test_labels = (
-        part.y + offset if scale is None else scale.standardize(part.y)
-        for part in (source.train, source.test)
-    )
-    return NormalizedSource(train, labels, test, test_labels, clients, source.test.clients, scale)
+def label_array(examples: Examples) -> Array:
+    """Return labels as an array; numbers have the label 0."""
+    labels: Array = class_labels(examples.y).numpy()
+    return labels
 
 
 def divide_task(
     config: Config,
-    source: NormalizedSource,
+    source: Source,
     number: int,
     name: str,
     rng: Rng,
     classes: tuple[int, ...] | None = None,
 ) -> Task:
-    """Return a task over a source, divided among the clients that see it."""
-    labels = source.labels()
+    """Return a task over a normalized source, divided among the clients that see it."""
+    labels = label_array(source.train)
     classes = unique_labels(labels) if classes is None else classes
     rows = np.flatnonzero(np.isin(labels, classes))
     partition = make_partition(
@@ -350,9 +305,9 @@ def divide_task(
         config.clients.partition,
         rng.numpy_generator("partition", number),
         presence(config, number, rng),
-        None if source.clients is None else source.clients[rows],
+        None if source.train.clients is None else source.train.clients.numpy()[rows],
     )
-    return source.task(number, name, classes, partition)
+    return make_task(source, number, name, classes, partition)
 
 
 def unique_labels(labels: Array) -> tuple[int, ...]:

@@ -21,10 +21,11 @@ from perdure.config import Config, DataConfig, change_source, parse
 from perdure.core.documents import read_yaml_value
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
-from perdure.data.inputs import make_inputs
+from perdure.data.examples import Source
 from perdure.data.load import load_source
+from perdure.data.normalization import make_normalization, with_normalization
 from perdure.data.partition import DisjointPartition
-from perdure.data.source import ConfigLocation, Examples, Source
+from perdure.data.source import ConfigLocation
 from perdure.data.streams.build import hold_out, resolve_normalization
 from perdure.data.streams.stream import EvalGroup, LazyTasks, Stream, Task
 from perdure.federation.messages import BadMessage
@@ -32,8 +33,8 @@ from perdure.federation.node.uploads import announced_rows
 from perdure.federation.server.stream import (
     agreed_numbers,
     checked_federation,
-    empty_inputs,
     input_type,
+    no_examples,
     task_classes,
 )
 from perdure.training.experiment import Experiment
@@ -135,13 +136,13 @@ def _read(config: Config, settings: DataConfig, task: int, allowed: tuple[int, .
     if location.numbers:
         return replace(source, class_names=tuple(federation.classes))
     indices = _class_indices(source.class_names, federation.classes, location.key)
-    train, test = (_relabel(examples, indices) for examples in (source.train, source.test))
-    for label in torch.unique(torch.cat([train.y, test.y])).tolist():
+    source = source.map(lambda part: replace(part, y=indices[part.y]))
+    for label in torch.unique(torch.cat([source.train.y, source.test.y])).tolist():
         if label not in allowed:
             name = federation.classes[label]
             names = ", ".join(federation.classes[index] for index in allowed)
             raise bad_value(f"{location.key}: class", name, f"{names} (federation.tasks)")
-    return Source(source.name, train, test, tuple(federation.classes), source.texts)
+    return replace(source, class_names=tuple(federation.classes))
 
 
 def _class_indices(names: tuple[str, ...], agreed: list[str], key: str) -> Tensor:
@@ -159,10 +160,6 @@ def _class_indices(names: tuple[str, ...], agreed: list[str], key: str) -> Tenso
     raise bad_value(f"{key}: class", unknown, ", ".join(agreed))
 
 
-def _relabel(examples: Examples, indices: Tensor) -> Examples:
-    return Examples(examples.x, indices[examples.y], examples.clients)
-
-
 def _task(
     config: Config, task: int, classes: tuple[int, ...], source: Source | None, number: int
 ) -> Task:
@@ -171,12 +168,10 @@ def _task(
     offsets = np.where(np.arange(count + 1) > number, rows, 0)
     partition = DisjointPartition(torch.arange(rows), offsets)
     if source is None:
-        inputs, no_labels = empty_inputs(config), torch.zeros(0, dtype=torch.int64)
-        return Task(task, name, classes, inputs, no_labels, inputs, no_labels, partition, ())
-    train, test = make_inputs(source.train.x, source.test.x, config.data, "data")
-    group, numbers = EvalGroup(torch.arange(len(source.test)), classes), agreed_numbers(config)
-    y, y_test = (
-        part.y if numbers is None else numbers.standardize(part.y)
-        for part in (source.train, source.test)
-    )
-    return Task(task, name, classes, train, y, test, y_test, partition, (group,), numbers=numbers)
+        none = no_examples(config)
+        return Task(task, name, classes, none, none, partition, ())
+    normalization, numbers = make_normalization(source.train.x, config.data), agreed_numbers(config)
+    source = with_normalization(source, normalization, numbers)
+    group = EvalGroup(torch.arange(len(source.test)), classes)
+    train, test = source.train, source.test
+    return Task(task, name, classes, train, test, partition, (group,), numbers=numbers)

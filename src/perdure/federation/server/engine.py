@@ -25,7 +25,7 @@ from perdure.contract.uploads import (
 )
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
-from perdure.data.source import Array
+from perdure.data.examples import Array
 from perdure.data.streams.stream import Stream, Task
 from perdure.evaluation.evaluator import Evaluation, Evaluator, mean_evaluation
 from perdure.federation.evaluation_counts import evaluation_over_nodes

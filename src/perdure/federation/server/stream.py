@@ -14,9 +14,8 @@ from perdure.config import Config, FederationConfig, FlowerEngineConfig
 from perdure.contract.uploads import FailedUpload
 from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tree
-from perdure.data.inputs import Inputs, make_inputs
-from perdure.data.labels import NumberScale
-from perdure.data.source import Array
+from perdure.data.examples import Array, Examples, NumberScale
+from perdure.data.normalization import make_normalization
 from perdure.data.streams.build import resolve_normalization
 from perdure.data.streams.stream import LazyTasks, Stream, Task
 from perdure.federation.messages import NodeRequest, RoundPosition
@@ -125,11 +124,11 @@ def task_classes(config: Config) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(indices[name] for name in names)) for names in federation.tasks)
 
 
-def empty_inputs(config: Config) -> Inputs:
-    """Return inputs with the agreed shape and normalization, for a task without data."""
+def no_examples(config: Config) -> Examples:
+    """Return one row without a label, of the agreed shape and normalization."""
     row = torch.zeros(1, *checked_federation(config).shape, dtype=input_type(config))
-    first, _ = make_inputs(row, row, config.data, "data")
-    return first
+    normalization = make_normalization(row, config.data)
+    return Examples(row, torch.zeros(0, dtype=torch.int64), normalization=normalization)
 
 
 def input_type(config: Config) -> torch.dtype:
@@ -170,15 +169,13 @@ def remote_stream(config: Config, sizes: Callable[[int], Array]) -> Stream:
     """
     config = resolve_normalization(config)
     federation, classes = checked_federation(config), task_classes(config)
-    inputs, no_labels = empty_inputs(config), torch.zeros(0, dtype=torch.int64)
-    numbers = agreed_numbers(config)
+    rows, numbers = no_examples(config), agreed_numbers(config)
 
     def make(number: int) -> Task:
         partition = NodePartition(lambda: sizes(number))
         name = f"task {number + 1}"
         return Task(
-            number, name, classes[number], inputs, no_labels, inputs, no_labels, partition, (),
-            numbers=numbers,
+            number, name, classes[number], rows, rows, partition, (), numbers=numbers,
         )  # fmt: skip
 
     tasks = LazyTasks(config.stream.tasks, make)

@@ -21,7 +21,7 @@ from perdure.algebra.alignment import (
     model_gram_matrices,
 )
 from perdure.contract.context import Context, Server
-from perdure.contract.method import Method
+from perdure.contract.method import Diagnosis, Method
 from perdure.contract.uploads import CollectedUploads
 from perdure.core.trees import Tensors, Tree
 
@@ -66,7 +66,7 @@ class AligningMethod(Method):
     """exact, or the authors' search (published)."""
     scope: Scope = "model"
     """One alignment of the whole model, or one per tensor (not in the paper)."""
-    diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
+    diagnostics: bool = False
     """Record the cosines between updates and the fraction of pairs in conflict (FedOMG's Figures 6
     and 22; with stamp also between the tasks of each client)."""
 
@@ -86,14 +86,11 @@ class AligningMethod(Method):
         """Return GA of the clients' updates (eq. 4)."""
         return align_updates(uploads, self.alignment)
 
-    def divergence_hint(self, context: Context) -> str:
-        """Name kappa and the scale, by which aligned updates grow."""
-        return f"kappa {self.kappa:g} with scale: {self.scale} (try a smaller kappa)"
-
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return the conflicts of the last round."""
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return the conflicts of the last round; aligned updates grow with kappa and the scale."""
         record: AlignmentRecord = server.state
-        return record.tree()
+        hint = f"kappa {self.kappa:g} with scale: {self.scale} (try a smaller kappa)"
+        return Diagnosis(record.tree(), divergence=hint)
 
 
 def align_updates(uploads: CollectedUploads, alignment: Alignment) -> Tensors:

@@ -91,7 +91,7 @@ class CoresetSelector:
         if self.selection == "random":
             order = torch.randperm(len(index), generator=generator).to(index.device)
             return index[order[: self.budget]]
-        batches = [client.data.inputs.gather(rows) for rows in torch.split(index, 256)]
+        batches = [client.data.examples.gather(rows) for rows in torch.split(index, 256)]
         features = torch.cat([_features(client, x) for x in batches])
         if self.selection == "matching":
             return index[select_matching(features, prototype(features), self.budget, generator)]

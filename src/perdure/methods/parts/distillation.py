@@ -9,6 +9,7 @@ from torch import Tensor
 
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Step
 from perdure.contract.uploads import CollectedUploads
 from perdure.core.trees import Tensors
@@ -62,6 +63,16 @@ def total_norm(values: Tensors) -> float:
 #
 # The server state is a `PreviousModel`, which clients receive once per task.
 # ------------------------------------------------------------------------------------------------
+
+NEEDS_OF_DISTILLATION = Needs(
+    classes=True,
+    prefers=Preferences(
+        head={"split": "growing"},
+        active_outputs="task",
+        demanded={"active_outputs": "its cross-entropy is over the new task's outputs"},
+    ),
+)
+"""The needs of methods whose cross-entropy is over the outputs of the new task alone."""
 
 
 def send_teacher(server: Server[PreviousModel], context: Context) -> dict[str, OncePerTask]:

@@ -14,7 +14,7 @@ from perdure.config.section import PositiveInt
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Step
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.errors import bad_value
@@ -37,6 +37,18 @@ from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompt
 
 BACKBONES = ("vit", "text")
 """Kinds of models that can carry prompts."""
+PROMPTS_NEED = Needs(
+    streams=frozenset({"split", "domains", "permuted"}),
+    prefers=Preferences(
+        head={"split": "shared"},
+        active_outputs="task",
+        weighting="uniform",
+        demanded={"active_outputs": "the papers train the outputs of the task alone"},
+    ),
+    prediction_state=("seen",),
+    stable_features=True,
+)
+"""The needs of all methods that train prompts: those of the papers."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +80,6 @@ class Prompting(Method):
     def prompts(self) -> Pool:
         """The kind of prompts."""
         raise NotImplementedError
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head, the task's classes in the loss and equal weights, as in the papers."""
-        streams = frozenset({"split", "domains", "permuted"})
-        return Needs(
-            streams,
-            head={"split": "shared"},
-            active_outputs="task",
-            weighting="uniform",
-            demands={"active_outputs": "the papers train the outputs of the task alone"},
-            prediction_state=("seen",),
-            stable_features=True,
-        )
 
     def check_config(self, config: Any) -> str | None:
         """Refuse models without prompts, trained blocks, and weight decay of earlier prompts."""
@@ -121,7 +119,7 @@ class Prompting(Method):
         choice = body.prompts.choose(trained_similarity(server, x, network))
         return body.features_with(server.params, x, choice, ForwardPass())
 
-    def task_scores(
+    def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
         """Return the cosine with each task's key, or None if prompts do not belong to tasks."""

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from perdure.contract.context import ClientData
+from perdure.contract.context import Client, ClientData
 from perdure.contract.step import Batch, Rows, Step
 from perdure.core.trees import Tensors
-from perdure.data.inputs import Inputs
+from perdure.data.examples import Examples
 from perdure.models.ops import uniform_bits
 
 _HASH_OFFSET = 1 << 20
 """Position at which draws from a memory are hashed, far from those of dropout in a model."""
 _UNUSED_BITS = 53 - 32
 """Bits of a hash that are dropped: 32 of its 53 bits determine a row of the memory."""
+_BATCH_ROWS = 256
+"""Stored examples that are handed to other methods together."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,23 @@ class ReplayMemory:
     task: int = -1
     """Index of the latest finished task, whose examples were added last."""
 
+    def stored_batches(self, client: Client) -> Iterator[Batch]:
+        """Yield the examples of the tasks before the client's current one.
+
+        The weight of a row is the number of examples that it stands for: those seen per stored one.
+        """
+        stored, data = self.examples, client.data
+        is_refilled = self.task == client.context.task
+        if stored is None:
+            return
+        newest = len(stored.scale) - 1 if is_refilled else len(stored.scale)
+        rows = (stored.tasks < newest).nonzero().flatten()
+        seen = self.seen - is_refilled * len(data)
+        for part in torch.split(rows, _BATCH_ROWS) if len(rows) else ():
+            x = model_inputs(stored, part, example_shape(data))
+            weight = torch.full((len(part),), seen / len(rows), device=x.device)
+            yield Batch(x, stored.targets[part], weight=weight)
+
 
 def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
     """Return examples of the current task with everything that their replay needs.
@@ -63,28 +82,29 @@ def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
         index: int64 [examples]. Rows of the task's training set.
 
     """
-    inputs, active = _single_inputs(data), data.active_outputs
-    order = inputs.permutation
+    examples, active = _single_task(data), data.active_outputs
+    order, normalization = examples.permutation, examples.normalization
+    assert normalization is not None
     if order is None:
-        order = torch.arange(inputs.rows.shape[1], device=index.device)
+        order = torch.arange(examples.rows.shape[1], device=index.device)
     return StoredExamples(
-        inputs.rows[index][:, order],
+        examples.rows[index][:, order],
         data.targets[index],
         torch.zeros_like(index),
-        inputs.scale[order].unsqueeze(0),
-        inputs.shift[order].unsqueeze(0),
+        normalization.scale[order].unsqueeze(0),
+        normalization.shift[order].unsqueeze(0),
         None if active is None else active.unsqueeze(0),
     )
 
 
 def example_shape(data: ClientData) -> tuple[int, ...]:
     """Return the shape of one example, such as (C, H, W)."""
-    return _single_inputs(data).shape
+    return _single_task(data).shape
 
 
-def _single_inputs(data: ClientData) -> Inputs:
-    assert isinstance(data.inputs, Inputs)  # joined inputs are those of cumulative streams
-    return data.inputs
+def _single_task(data: ClientData) -> Examples:
+    assert isinstance(data.examples, Examples)  # joined examples are those of cumulative streams
+    return data.examples
 
 
 def join_examples(old: StoredExamples, remaining: Tensor, new: StoredExamples) -> StoredExamples:
@@ -160,26 +180,6 @@ def replayed_rows(step: Step) -> Rows:
     mask = (memory["size"] > 0).to(torch.float32).expand(count)
     active = memory["active_outputs"][task] if "active_outputs" in memory else None
     return Rows(x.reshape(-1, *batch_x.shape[1:]), memory["targets"][drawn], mask, active)
-
-
-def batches_of_earlier_tasks(
-    memory: ReplayMemory, data: ClientData, task: int, size: int = 256
-) -> Iterator[Batch]:
-    """Yield the stored examples of the tasks before `task`, the current one.
-
-    The weight of a row is the number of examples that it stands for: those seen per stored one.
-    """
-    stored, is_refilled = memory.examples, memory.task == task
-    if stored is None:
-        return
-    newest = len(stored.scale) - 1 if is_refilled else len(stored.scale)
-    rows = (stored.tasks < newest).nonzero().flatten()
-    shape = data.batch(data.index[:1]).x.shape[1:]
-    seen = memory.seen - is_refilled * len(data)
-    for part in torch.split(rows, size) if len(rows) else ():
-        x = model_inputs(stored, part, tuple(shape))
-        weight = torch.full((len(part),), seen / len(rows), device=x.device)
-        yield Batch(x, stored.targets[part], weight=weight)
 
 
 def with_share(rows: Rows, step: Step, share: float) -> Rows:

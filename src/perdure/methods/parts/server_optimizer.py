@@ -18,7 +18,7 @@ from torch import Tensor
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors
 
@@ -44,11 +44,7 @@ class ServerOptimizer(Method):
     """Keep the moments at the end of a task. If false, every task starts without them."""
 
     ServerState: ClassVar[type] = Moments
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams; it can train on all examples so far."""
-        return Needs(head={"split": "growing"}, cumulative=True)
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)
 
     @abstractmethod
     def update_moments(self, old: Moments, update: Tensors) -> Moments:

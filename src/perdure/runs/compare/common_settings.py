@@ -23,7 +23,7 @@ from perdure.training.settings import HEAD, OUTPUTS, WEIGHTING, OpenSetting, tak
 # 1. the value that every method would choose alone, if that is one value;
 # 2. else the default: a shared head, weights by samples, and all outputs in the loss (of a growing
 #    head those of the task);
-# 3. except for a method whose paper demands another value (`Needs.demands`).
+# 3. except for a method whose paper demands another value (`Preferences.demanded`).
 #
 # References, such as joint training, take what the methods have. Runs that exist keep what they
 # recorded, and so do further seeds of their method.
@@ -97,7 +97,7 @@ def _common_value(
     free = {
         recorded[run.label]
         for run in runs
-        if run.label in recorded and setting.need not in needs[run.label].demands
+        if run.label in recorded and setting.need not in needs[run.label].prefers.demanded
     }
     is_open = [run for run in runs if setting.value(run.config) is None]
     own = free or {setting.choose(run.config, needs[run.label]) for run in is_open}
@@ -114,7 +114,7 @@ def _filled(
 ) -> PlannedRun:
     if setting.value(run.config) is not None:
         return run
-    own = setting.choose(run.config, needs) if setting.need in needs.demands else common
+    own = setting.choose(run.config, needs) if setting.need in needs.prefers.demanded else common
     value = recorded.get(run.label) or own
     return replace(run, config=setting.with_value(run.config, value))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from perdure.config import TrainConfig
 from perdure.contract.context import Client
 from perdure.contract.step import Batch
-from perdure.data.source import Array
+from perdure.data.examples import Array
 from perdure.training.local_training import LocalTraining
 
 # ------------------------------------------------------------------------------------------------
@@ -103,5 +103,5 @@ def augmented(training: LocalTraining, client: Client, batch: Batch, draws: Tens
     """Return a client's batch with changed images; `draws` is [at least rows, draws] or None."""
     if draws is None or training.augmentation is None:
         return batch
-    black = client.data.inputs.black
+    black = client.data.examples.black
     return replace(batch, x=training.augmentation.apply(batch.x, draws[: len(batch.y)], black))

@@ -107,7 +107,7 @@ class ClientStack:
         self.loss_sums = torch.zeros(self.count)
         self.draws: Tensor | None = None
         """float [steps, clients, batch, draws]: random numbers of augmentation."""
-        self.training, self.inputs, self.targets = training, data.inputs, data.targets
+        self.training, self.examples, self.targets = training, data.examples, data.targets
         prepared = [training.prepare_client(client) for client in clients]
         self.params = {
             name: _repeat(training.params[name], self.count) for name in training.trainable
@@ -167,10 +167,10 @@ class ClientStack:
         self.draws = torch.stack(by_client, 1)
 
     def _images(self, rows: Tensor, number: int) -> Tensor:
-        x, augmentation = self.inputs.gather(rows), self.training.augmentation
+        x, augmentation = self.examples.gather(rows), self.training.augmentation
         if self.draws is None or augmentation is None:
             return x
-        return augmentation.apply(x, self.draws[number, : len(rows)], self.inputs.black)
+        return augmentation.apply(x, self.draws[number, : len(rows)], self.examples.black)
 
     def record_losses(self, schedule: StackSchedule) -> None:
         """Record the mean loss over the steps of every client."""
@@ -186,7 +186,7 @@ class ClientStack:
 
     def _arguments(self, schedule: StackSchedule, number: int, width: int) -> dict[str, Any]:
         rows = schedule.rows[number, :width]
-        cached = self.inputs.gather_cached(rows)
+        cached = self.examples.gather_cached(rows)
         return {
             "buffers": self._first(self.buffers, width),
             "x": self._images(rows, number),
