@@ -31,9 +31,19 @@ def test_the_page_of_methods_is_up_to_date() -> None:
 
 def test_every_method_is_in_one_family_and_has_words() -> None:
     tool = runpy.run_path(str(TOOLS / "methods_page.py"))
-    kinds = [kind for family in tool["FAMILIES"] for kind in family.kinds]
+    kinds = [kind for family in tool["FAMILIES"] for kind in tool["kinds_of"](family)]
     assert sorted(kinds) == sorted(KINDS)
-    assert set(tool["ENTRIES"]) == set(KINDS)
+    assert set(tool["NOTES"]) <= set(KINDS)
+    for kind in KINDS:
+        method = find(kind)
+        assert all((method.title, method.paper)), kind
+        assert method.idea.endswith("."), kind
+
+
+def test_the_table_of_the_readme_is_up_to_date() -> None:
+    tool = runpy.run_path(str(TOOLS / "methods_page.py"))
+    table = "\n".join(["<!-- methods -->", "", *tool["readme_rows"](), "", "<!-- /methods -->"])
+    assert table in (DOCS.parent / "README.md").read_text(encoding="utf-8"), "run: make docs"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import yaml
 
 import perdure
 from perdure.config import dump, load, parse
+from perdure.config.section import Fixed, Search
 from perdure.contract import Method
 from perdure.core.errors import UserError
 from perdure.methods.fedavg import FedAvg
@@ -279,3 +281,24 @@ def test_every_hyperparameter_is_described(kind: str) -> None:
     for each in described:
         assert len(each.meaning) > 10, f"{kind}.{each.name}"
         assert each.type
+
+
+NUMBERS = ("integer", "number")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_says_what_tuning_may_do_with_it(kind: str) -> None:
+    """A range that holds the default and that the bounds allow, or `Fixed`."""
+    types = get_type_hints(find(kind), include_extras=True)
+    described = describe_hyperparameters(kind)
+    for name, each in zip((f.name for f in fields(find(kind))), described, strict=True):
+        marks = [
+            m for m in getattr(types[name], "__metadata__", ()) if isinstance(m, Search | Fixed)
+        ]
+        is_number = any(word in each.type for word in NUMBERS)
+        assert len(marks) == int(is_number), f"{kind}.{name}"
+        for mark in marks:
+            if isinstance(mark, Search):
+                for value in (mark.low, mark.high):
+                    build({"kind": kind, each.name: type(each.default or 0.0)(value)})
+                assert each.default is None or mark.low <= each.default <= mark.high

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -30,6 +30,11 @@ class ModelKeys(ConfigSection):
     init: str | None = None
     """Initial weights: a safetensors file, or a run directory; of a run with the same model and
     method the server's state, too. Default: random."""
+
+    reads_text: ClassVar[bool] = False
+    """Whether its inputs are the tokens of a text, which have no mean and no style."""
+    takes_prompts: ClassVar[bool] = False
+    """Whether it is a transformer that can carry prompts."""
 
     @property
     def weights_file(self) -> str | None:
@@ -135,6 +140,8 @@ class Resnet32Model(WidthKeys):
 class BackboneKeys(BuiltinKeys):
     """Keys of pretrained transformers."""
 
+    takes_prompts: ClassVar[bool] = True
+
     init: str | None = None
     """Pretrained weights: a folder with a Hugging Face checkpoint, or its name on the hub. Default:
     the bundled (vit) or installed (text) weights. `random`: a vit that is not pretrained."""
@@ -181,6 +188,7 @@ class TextModel(BackboneKeys):
     """
 
     kind: Literal["text"] = "text"
+    reads_text: ClassVar[bool] = True
     max_tokens: PositiveInt = 64
     """Maximum number of tokens of a text; longer ones are cut."""
 

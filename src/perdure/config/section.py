@@ -84,6 +84,27 @@ TextColumn = Annotated[
 
 
 # ------------------------------------------------------------------------------------------------
+# What tuning may do with a number: `Annotated[PositiveFloat, Search(0.01, 1, log=True)]`. Values
+# outside of a range remain valid.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Search:
+    """The range in which tuning looks for a number."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Whether it looks on a logarithmic scale."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Marks a number that tuning leaves alone: a budget, a size, or what the paper fixes."""
+
+
+# ------------------------------------------------------------------------------------------------
 # Sections whose other keys are arguments of the user's class or function.
 # ------------------------------------------------------------------------------------------------
 

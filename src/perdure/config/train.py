@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -100,6 +100,8 @@ class _Optimizer(ConfigSection):
     """An optimizer."""
 
     kind: str
+    sums_gradients: ClassVar[bool] = False
+    """Whether a client's update is a weighted sum of its gradients."""
 
 
 class SgdOptimizer(_Optimizer):
@@ -107,6 +109,8 @@ class SgdOptimizer(_Optimizer):
 
     Example: `optimizer: {kind: sgd, momentum: 0.9}`
     """
+
+    sums_gradients: ClassVar[bool] = True
 
     kind: Literal["sgd"] = "sgd"
     """The clients' optimizer: sgd, adam or adamw. Its state lives for one round."""

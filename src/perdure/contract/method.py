@@ -103,6 +103,12 @@ class Method:
 
     """
 
+    title: ClassVar[str] = ""
+    """Name as its paper spells it."""
+    family: ClassVar[str] = ""
+    """Family under which tables list the method; `References` judge the others."""
+    idea: ClassVar[str] = ""
+    """What it does, in one line."""
     paper: ClassVar[str] = ""
     """Short reference of the paper."""
     ServerState: ClassVar[type] = Nothing

@@ -34,6 +34,7 @@ from perdure.algebra.class_statistics import (
     quadratic_logits,
     shrink,
 )
+from perdure.config.section import Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Train
 from perdure.contract.method import Method
@@ -88,17 +89,20 @@ class Calibrate(Method):
     """`lda`: one covariance for all classes. `quadratic`: half the class's own, half shared, for
     bodies that hardly move. `ncm`: the nearest class mean; with `drift: none` the reference of a
     method's own features, as they were when each class was learned."""
-    shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.1
+    shrinkage: Annotated[float, Field(ge=0, le=1), Search(0.01, 0.5, log=True)] = 0.1
     """Fraction by which covariances move towards a multiple of the identity."""
     drift: Literal["none", "linear", "memory"] | None = None
     """How the Gaussians of earlier tasks follow the body as it changes: not at all (none), moved by
     a linear map (linear), or computed again from stored examples of another part (memory). Default:
     `memory` if a combined method stores examples (`Needs.stored_examples`), `none` if one keeps
     features stable (`Needs.stable_features`), else `linear`."""
-    ridge: Annotated[float, Field(gt=0)] = 0.001
+    ridge: Annotated[float, Field(gt=0), Search(1e-4, 1e-1, log=True)] = 0.001
     """Pull of that map towards the identity, relative to the mean squared feature."""
 
     ServerState: ClassVar[type] = CalibrateState
+    title: ClassVar[str] = "Calibrate"
+    family: ClassVar[str] = "Calibration"
+    idea: ClassVar[str] = "The head is refitted over all classes from Gaussians of their features."
     paper: ClassVar[str] = "Luo et al., NeurIPS 2021 (CCVR), in closed form"
     needs: ClassVar[Needs] = Needs(classes=True, prediction_state=("count", "mean", "covariance"))
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from perdure.config.section import PositiveInt
+from perdure.config.section import Fixed, PositiveInt, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -56,15 +56,18 @@ class Er(Method):
     Example: `method: {kind: er, budget: 50}`
     """
 
-    budget: PositiveInt = 200
+    budget: Annotated[PositiveInt, Fixed()] = 200
     """Examples that are stored, over all tasks: by each client, or in total (`budget_scope`)."""
     budget_scope: Literal["client", "total"] = "client"
     """Whether `budget` is that of every client (client), or divided over all clients (total)."""
-    replay_batch: PositiveInt | None = None
+    replay_batch: Annotated[PositiveInt | None, Fixed()] = None
     """Stored examples in every local step (the paper's |B_M|). If None, `train.batch_size`."""
-    replay_weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    replay_weight: Annotated[float, Field(gt=0, lt=1), Search(0.1, 0.9)] = 0.5
     """Fraction of the loss that is the memory's (w)."""
 
+    title: ClassVar[str] = "ER"
+    family: ClassVar[str] = "Replay"
+    idea: ClassVar[str] = "Every local step rehearses a few of the client's earlier examples."
     paper: ClassVar[str] = "Chaudhry et al., 2019"
     ClientState: ClassVar[type] = ReplayMemory
     needs: ClassVar[Needs] = Needs(

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perdure.config.section import NonNegativeFloat, PositiveInt
+from perdure.config.section import Fixed, NonNegativeFloat, PositiveInt, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Diagnosis, Method
@@ -74,7 +74,7 @@ class Ewc(Method):
     consolidation, PNAS 2018.
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 10.0
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.1, 1e4, log=True)] = 10.0
     """Weight of the penalty (the paper's lambda)."""
     anchor: Literal["latest", "each"] = "latest"
     """Models towards which the penalty pulls: of the end of the client's latest task for all Fisher
@@ -85,9 +85,12 @@ class Ewc(Method):
     fisher: Literal["model", "empirical"] = "model"
     """Labels for the Fisher information: drawn from the model (model), or the data's
     (empirical)."""
-    samples: PositiveInt | None = 256
+    samples: Annotated[PositiveInt | None, Fixed()] = 256
     """Examples per client on which the Fisher information is estimated. If None, all."""
 
+    title: ClassVar[str] = "EWC"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Clients hold back the weights that their earlier tasks need."
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
     ClientState: ClassVar[type] = FisherSums
     needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), layers="trained")
@@ -100,8 +103,9 @@ class Ewc(Method):
         uses_batch_norm = getattr(config.model, "norm", "none") in (None, "batch")
         if uses_batch_norm and not config.model.running_stats:
             return "model.running_stats: must be true with ewc and batch norm, got False"
-        if self.step == "implicit" and config.train.optimizer.kind != "sgd":
-            kind = config.train.optimizer.kind
+        optimizer = config.train.optimizer
+        if self.step == "implicit" and not optimizer.sums_gradients:
+            kind = optimizer.kind
             return f"method.step: must be 'gradient' or omitted with {kind}, got 'implicit'"
         return None
 

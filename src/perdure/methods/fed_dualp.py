@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.section import NonNegativeInt
+from perdure.config.section import Fixed, NonNegativeInt, Search
 from perdure.contract.context import Context
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.needs import Needs
@@ -48,20 +48,23 @@ class FedDualP(Prompting):
     Prompt for Federated Class Incremental Learning, CIKM 2024.
     """
 
-    general_layers: tuple[NonNegativeInt, ...] = (0, 1)
+    general_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (0, 1)
     """Blocks with the general prompt g."""
-    expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
+    expert_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (2, 3, 4)
     """Blocks with the expert prompt e."""
     prefix: Literal["after", "before"] = "after"
     """Where prefixes join: after a block's projections, as keys and values, or before them, so that
     they are multiplied by W^K and W^V."""
-    lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 1.0
+    lambda_: Annotated[float, Field(alias="lambda", ge=0), Search(0.01, 2, log=True)] = 1.0
     """Weight of the matching loss; of no effect with `keys: mean`."""
     keys: Keys = "learned"
     """Keys of the experts: trained by the matching loss (learned), or the mean direction of the
     task's queries (mean, not in the papers), for which clients send a sum before training."""
 
     needs: ClassVar[Needs] = PROMPTS_NEED
+    title: ClassVar[str] = "Fed-DualP"
+    family: ClassVar[str] = "Prompts"
+    idea: ClassVar[str] = "DualPrompt, averaged: a general prompt, and an expert prompt per task."
     paper: ClassVar[str] = "Wang et al., ECCV 2022; Ma'sum et al., CIKM 2024"
 
     @property

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.section import PositiveInt
+from perdure.config.section import Fixed, PositiveInt, Search
 from perdure.contract.context import Context
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.needs import Needs
@@ -37,12 +37,15 @@ class FedL2P(Prompting):
     Federated Class Incremental Learning, CIKM 2024.
     """
 
-    top: PositiveInt = 5
+    top: Annotated[PositiveInt, Fixed()] = 5
     """Prompts per example."""
-    lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 0.1
+    lambda_: Annotated[float, Field(alias="lambda", ge=0), Search(0.01, 2, log=True)] = 0.1
     """Weight of the matching loss."""
 
     needs: ClassVar[Needs] = PROMPTS_NEED
+    title: ClassVar[str] = "Fed-L2P"
+    family: ClassVar[str] = "Prompts"
+    idea: ClassVar[str] = "Learning to Prompt, averaged: queries choose prompts of a shared pool."
     paper: ClassVar[str] = "Wang et al., CVPR 2022; Ma'sum et al., CIKM 2024"
 
     @property

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from perdure.config.section import Fixed, Search
 from perdure.contract.needs import Needs, Preferences
 from perdure.core.trees import Tensors
 from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment_or_initial
@@ -29,17 +30,20 @@ class FedAdam(ServerOptimizer):
 
     Differs from the paper: the moments are reset at the start of each task unless `keep_moments`.
 
-    Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated
+    Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated
     Optimization, ICLR 2021 (Algorithm 2).
     """
 
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta1: Annotated[float, Field(ge=0, lt=1), Fixed()] = 0.9
     """Decay of the first moment (the paper's beta_1)."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    beta2: Annotated[float, Field(ge=0, lt=1), Fixed()] = 0.99
     """Decay of the second moment (the paper's beta_2)."""
-    tau: Annotated[float, Field(gt=0)] = 1e-3
+    tau: Annotated[float, Field(gt=0), Search(1e-5, 1e-1, log=True)] = 1e-3
     """Degree of adaptivity: with a larger tau, steps resemble those of FedAvgM more."""
 
+    title: ClassVar[str] = "FedAdam"
+    family: ClassVar[str] = "Server optimizers"
+    idea: ClassVar[str] = "Adam on the server, without bias correction."
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
     needs: ClassVar[Needs] = Needs(
         # a small step, since every entry of the model moves by about eta

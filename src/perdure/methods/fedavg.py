@@ -17,9 +17,12 @@ class FedAvg(Method):
     sends its update; the server adds the mean, weighted by numbers of examples. This is what every
     method does whose `exchanges` returns `[Train()]`.
 
-    Reference: McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of
+    Reference: McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of
     Deep Networks from Decentralized Data, AISTATS 2017.
     """
 
+    title: ClassVar[str] = "FedAvg"
+    family: ClassVar[str] = "Baselines"
+    idea: ClassVar[str] = "The weighted mean of the models that clients train by local SGD."
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from perdure.config.section import Search
 from perdure.core.trees import Tensors
 from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment_or_initial
 
@@ -29,9 +30,12 @@ class FedAvgM(ServerOptimizer):
     Federated Visual Classification, 2019.
     """
 
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Annotated[float, Field(ge=0, lt=1), Search(0.5, 0.99)] = 0.9
     """Momentum of the server (the paper's beta); 0 is FedAvg."""
 
+    title: ClassVar[str] = "FedAvgM"
+    family: ClassVar[str] = "Server optimizers"
+    idea: ClassVar[str] = "SGD with momentum on the server."
     paper: ClassVar[str] = "Hsu et al., 2019"
 
     def update_moments(self, old: Moments, update: Tensors) -> Moments:

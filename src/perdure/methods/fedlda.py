@@ -20,6 +20,7 @@ from perdure.algebra.class_statistics import (
     shrink,
     within_scatter,
 )
+from perdure.config.section import Search
 from perdure.methods.parts.closed_form import ClassSums, ClosedForm
 
 
@@ -30,10 +31,13 @@ class FedLDA(ClosedForm):
     A client sends, as sums, the count and the total of each class's features and their Gram matrix.
     """
 
-    shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.1
+    shrinkage: Annotated[float, Field(ge=0, le=1), Search(0.01, 0.5, log=True)] = 0.1
     """Fraction by which the shared covariance moves towards a multiple of the identity."""
 
     kind: ClassVar[str] = "fedlda"
+    title: ClassVar[str] = "FedLDA"
+    family: ClassVar[str] = "References"
+    idea: ClassVar[str] = "Linear discriminant analysis: Gaussian classes, one shared covariance."
     paper: ClassVar[str] = "Fisher, 1936; as sums over clients"
 
     def head(self, sums: ClassSums) -> LinearHead:

@@ -26,6 +26,9 @@ class FedNCM(ClosedForm):
     """
 
     kind: ClassVar[str] = "fedncm"
+    title: ClassVar[str] = "FedNCM"
+    family: ClassVar[str] = "References"
+    idea: ClassVar[str] = "An example belongs to the class whose mean feature is nearest."
     paper: ClassVar[str] = "Legate et al., NeurIPS 2023"
     needs_gram: ClassVar[bool] = False
 

@@ -29,14 +29,17 @@ class FedNova(Method):
     Heterogeneous Federated Optimization, NeurIPS 2020.
     """
 
+    title: ClassVar[str] = "FedNova"
+    family: ClassVar[str] = "Baselines"
+    idea: ClassVar[str] = "The mean of normalized updates, whatever the clients' local steps."
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse optimizers whose updates are not sums of gradients, and clipping of steps."""
-        kind = config.train.optimizer.kind
-        if kind != "sgd":
-            return f"train.optimizer: must be sgd with fednova, got {kind!r}"
+        optimizer = config.train.optimizer
+        if not optimizer.sums_gradients:
+            return f"train.optimizer: must be sgd with fednova, got {optimizer.kind!r}"
         if config.privacy.clip is not None:
             reason = "since numbers of local steps have no bound that is known beforehand"
             return f"privacy.clip: must be null with fednova, {reason}, got {config.privacy.clip}"

@@ -32,6 +32,9 @@ class FedOmg(AligningMethod):
     On-server Matching Gradient, ICLR 2025; the server half of STAMP.
     """
 
+    title: ClassVar[str] = "FedOMG"
+    family: ClassVar[str] = "Alignment"
+    idea: ClassVar[str] = "The server aligns the clients' updates instead of averaging them."
     paper: ClassVar[str] = "Nguyen et al., ICLR 2025"
     server_search: ClassVar[SearchSettings] = SearchSettings(steps=20, halve_every=None)
     needs: ClassVar[Needs] = Needs(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.section import UNQUOTED_OFF, Fraction, PositiveInt, Probability
+from perdure.config.section import UNQUOTED_OFF, Fixed, Fraction, PositiveInt, Probability, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Diagnosis, Method
@@ -88,10 +88,10 @@ class FedProTIP(Method):
     Projection (anonymous authors, under double-blind review).
     """
 
-    threshold: Fraction = 0.9
+    threshold: Annotated[Fraction, Search(0.5, 0.97)] = 0.9
     """Fraction of a layer's input energy that the protected subspace must cover (the paper's
     epsilon_l), in (0, 1]."""
-    threshold_increment: Probability = 0.001
+    threshold_increment: Annotated[Probability, Fixed()] = 0.001
     """Added to `threshold` with each task."""
     bases: Literal["union", "pooled", "sequential"] = "pooled"
     """How the clients' directions become one basis. union: all of them (the letter of section 4.3;
@@ -101,9 +101,9 @@ class FedProTIP(Method):
     rank_rule: Literal["gpm", "mass"] = "gpm"
     """gpm: squared norms, old and new directions together (the published behavior). mass: eq. 8 as
     printed."""
-    max_columns: PositiveInt = 512
+    max_columns: Annotated[PositiveInt, Fixed()] = 512
     """Maximum number of input columns per layer that a client decomposes (m_s)."""
-    max_examples: PositiveInt = 1280
+    max_examples: Annotated[PositiveInt, Fixed()] = 1280
     """Maximum number of a client's examples from which the columns are drawn."""
     projection: Literal["local", "server"] = "local"
     """Where updates are projected: in every local step (local), or once on the aggregated update
@@ -114,16 +114,16 @@ class FedProTIP(Method):
     router: Literal["references", "gaussian"] = "references"
     """references: the nearest pattern of relevances (the paper). gaussian: the largest density of
     Gaussian classes, from sums over features (not in the paper)."""
-    router_layers: PositiveInt = 2
+    router_layers: Annotated[PositiveInt, Fixed()] = 2
     """Layers that the Gaussian router sees: 1 for the final features alone, 2 also the inputs of
     the body's last layer (averaged over positions), and so on; never the examples themselves."""
-    unknown: Probability = 0.0
+    unknown: Annotated[Probability, Fixed()] = 0.0
     """With `router: gaussian`, the fraction of a Gaussian class's examples that may be taken for
     examples of no known task: those that lie farther from the mean. Then `route` returns -1, and
     the prediction is among the outputs of all tasks so far. 0: every example has a task."""
-    routing_batch: PositiveInt = 64
+    routing_batch: Annotated[PositiveInt, Fixed()] = 64
     """Examples per batch with `routing: batch`."""
-    space_rank: PositiveInt | Literal["threshold"] = 20
+    space_rank: Annotated[PositiveInt | Literal["threshold"], Fixed()] = 20
     """Maximum number of feature directions that a task adds, unless there are more clients; or
     threshold, as many as eq. 8 asks for. At most half of those that are left."""
     drop_first: bool = False
@@ -138,7 +138,7 @@ class FedProTIP(Method):
     """bases: the server sees each client's bases. sketch: only sums leave a client, and the
     threshold is applied to the sum: sketches with `bases: union` (eq. 40), and with pooled second
     moments of layers of up to 1024 inputs."""
-    sketch_size: PositiveInt = 128
+    sketch_size: Annotated[PositiveInt, Fixed()] = 128
     """Columns of a layer's sketch (s_l)."""
     frozen: tuple[str, ...] = ()
     """Prefixes of parameters that are frozen after the first task (pretrained networks: conv1, bn1,
@@ -146,6 +146,9 @@ class FedProTIP(Method):
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
     """Estimate rho and beta of section 5 at each task's end."""
 
+    title: ClassVar[str] = "FedProTIP"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "Clients project every local step; a router predicts an example's task."
     paper: ClassVar[str] = "FedProTIP: Replay-Free Gradient Projection (under review)"
     ServerState: ClassVar[type] = FedProTIPState
     ClientState: ClassVar[type] = SecondMoments

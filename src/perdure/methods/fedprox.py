@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from perdure.config.section import NonNegativeFloat
+from perdure.config.section import NonNegativeFloat, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -23,9 +23,12 @@ class FedProx(Method):
     Networks, MLSys 2020.
     """
 
-    mu: NonNegativeFloat = 0.01
+    mu: Annotated[NonNegativeFloat, Search(1e-3, 1, log=True)] = 0.01
     """Weight of the proximal term (the paper's mu); 0 is FedAvg."""
 
+    title: ClassVar[str] = "FedProx"
+    family: ClassVar[str] = "Baselines"
+    idea: ClassVar[str] = "A proximal term holds every client near the model that it received."
     paper: ClassVar[str] = "Li et al., MLSys 2020"
     needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)
 

@@ -11,10 +11,10 @@ first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from perdure.algebra.class_statistics import LinearHead, ridge_head
-from perdure.config.section import PositiveFloat
+from perdure.config.section import PositiveFloat, Search
 from perdure.methods.parts.closed_form import ClassSums, ClosedForm
 
 
@@ -26,10 +26,13 @@ class FedRidge(ClosedForm):
     The classifier equals joint ridge regression, whatever the order of tasks and clients.
     """
 
-    strength: PositiveFloat = 1.0
+    strength: Annotated[PositiveFloat, Search(1e-3, 1e3, log=True)] = 1.0
     """Weight of the penalty on the squared weights."""
 
     kind: ClassVar[str] = "fedridge"
+    title: ClassVar[str] = "FedRidge"
+    family: ClassVar[str] = "References"
+    idea: ClassVar[str] = "Ridge regression onto the classes, as on all examples together."
     paper: ClassVar[str] = "ridge regression as sums; the idea of AFCL, CVPR 2025"
     needs_classes: ClassVar[bool] = False
 

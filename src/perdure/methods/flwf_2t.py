@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.section import FiniteFloat, Fraction, PositiveFloat
+from perdure.config.section import FiniteFloat, Fixed, Fraction, PositiveFloat, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -54,13 +54,16 @@ class Flwf2T(Method):
     through distillation in pervasive computing, SMARTCOMP 2022.
     """
 
-    alpha: Fraction = 0.5
+    alpha: Annotated[Fraction, Search(0.2, 0.6)] = 0.5
     """Weight of the cross-entropy."""
-    beta: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.25
+    beta: Annotated[FiniteFloat, Field(ge=0, le=1), Search(0.1, 0.4)] = 0.25
     """Weight of the distillation from the client's previous model; the rest is the server's."""
-    temperature: PositiveFloat = 2.0
+    temperature: Annotated[PositiveFloat, Fixed()] = 2.0
     """Temperature of all outputs (the paper's T)."""
 
+    title: ClassVar[str] = "FLwF-2T"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Distillation from two teachers: the previous task's and the server's."
     paper: ClassVar[str] = "Usmanova et al., SMARTCOMP 2022"
     ServerState: ClassVar[type] = PreviousModel
     needs: ClassVar[Needs] = NEEDS_OF_DISTILLATION

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import uncovered_rank
-from perdure.config.section import Fraction, PositiveFloat, Probability
+from perdure.config.section import Fixed, Fraction, PositiveFloat, Probability, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Diagnosis, Method
@@ -83,15 +83,15 @@ class FOT(Method):
     Example: `method: {kind: fot, threshold: 0.95}`
     """
 
-    threshold: Fraction = 0.8
+    threshold: Annotated[Fraction, Search(0.6, 0.97)] = 0.8
     """Fraction of a layer's input norm that the protected subspace must cover (the paper's th, 0.87
     to 0.96 there), in (0, 1]. The default was chosen on validation rows of three small streams."""
-    threshold_increment: Probability = 0.0
+    threshold_increment: Annotated[Probability, Fixed()] = 0.0
     """Added to `threshold` with each task."""
     rank_rule: Literal["paper", "energy"] = "paper"
     """How coverage is measured: fractions of norms (paper, as in the authors' code) or of squared
     norms (energy)."""
-    sketch_ratio: PositiveFloat | dict[str, PositiveFloat] = 1.0
+    sketch_ratio: Annotated[PositiveFloat | dict[str, PositiveFloat], Fixed()] = 1.0
     """Columns of a layer's sketch per input of the layer (s / d; the paper: 5, or 1 for Permuted
     MNIST): one number, or one per weight by name. Fewer columns overstate what is covered, and take
     fewer bytes."""
@@ -113,13 +113,16 @@ class FOT(Method):
     sketch_noise: Literal["none", "paper", "standard"] = "none"
     """Noise on the sketches (appendix H): none, as printed in the paper (paper), or with an
     (epsilon, delta) guarantee (standard)."""
-    epsilon: PositiveFloat = 5.0
+    epsilon: Annotated[PositiveFloat, Fixed()] = 5.0
     """Sketch noise: epsilon per task."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(gt=0, lt=1), Fixed()] = 1e-5
     """Sketch noise: delta."""
-    clip: PositiveFloat = 1.0
+    clip: Annotated[PositiveFloat, Fixed()] = 1.0
     """Sketch noise: maximum norm of a client's sketch."""
 
+    title: ClassVar[str] = "FOT"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "The server projects updates out of earlier tasks' layer inputs."
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
     ServerState: ClassVar[type] = ProtectedState
     needs: ClassVar[Needs] = Needs(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from perdure.algebra.subspaces import Subspace, extend_basis
-from perdure.config.section import Fraction, PositiveInt, Probability
+from perdure.config.section import Fixed, Fraction, PositiveInt, Probability, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -47,16 +47,19 @@ class GPM(Method):
     FedAvg as in Bakman et al.: Federated Orthogonal Training, ICLR 2024, appendix F.2.
     """
 
-    threshold: Fraction = 0.95
+    threshold: Annotated[Fraction, Search(0.6, 0.99)] = 0.95
     """Fraction of a layer's input energy that the bases must cover (GPM's epsilon_th), in (0,
     1]."""
-    threshold_increment: Probability = 0.0
+    threshold_increment: Annotated[Probability, Fixed()] = 0.0
     """Added to `threshold` with each task."""
-    max_columns: PositiveInt = 512
+    max_columns: Annotated[PositiveInt, Fixed()] = 512
     """Maximum number of input columns per layer that a client decomposes."""
-    max_examples: PositiveInt = 1280
+    max_examples: Annotated[PositiveInt, Fixed()] = 1280
     """Maximum number of a client's examples from which the columns are drawn."""
 
+    title: ClassVar[str] = "GPM"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "Each client projects its own steps out of its own subspaces."
     paper: ClassVar[str] = "Saha et al., ICLR 2021; on FedAvg as in Bakman et al., ICLR 2024"
     ClientState: ClassVar[type] = LocalBases
     needs: ClassVar[Needs] = Needs(

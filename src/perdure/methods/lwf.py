@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.section import NonNegativeFloat, PositiveFloat
+from perdure.config.section import Fixed, NonNegativeFloat, PositiveFloat, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -47,11 +47,14 @@ class Lwf(Method):
     Reference: Li, Hoiem: Learning without Forgetting, IEEE TPAMI 2018.
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 1.0
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.1, 10, log=True)] = 1.0
     """Weight of the distillation (the paper's lambda_o)."""
-    temperature: PositiveFloat = 2.0
+    temperature: Annotated[PositiveFloat, Fixed()] = 2.0
     """Temperature of both models' outputs (the paper's T)."""
 
+    title: ClassVar[str] = "LwF"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Outputs of earlier tasks are distilled from the previous task's model."
     paper: ClassVar[str] = "Li, Hoiem, TPAMI 2018"
     ServerState: ClassVar[type] = PreviousModel
     needs: ClassVar[Needs] = NEEDS_OF_DISTILLATION

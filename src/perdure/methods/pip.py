@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from perdure.algebra.class_statistics import Gaussians
-from perdure.config.section import NonNegativeInt, PositiveInt
+from perdure.config.section import Fixed, NonNegativeInt, PositiveInt, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.needs import Needs
@@ -100,20 +100,20 @@ class Pip(Prompting):
 
     prompt: Literal["dualp", "l2p"] = "dualp"
     """dualp: prefixes, one expert per task. l2p: tokens at the input."""
-    general_layers: tuple[NonNegativeInt, ...] = (0, 1)
+    general_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (0, 1)
     """Blocks with the general prompt g (dualp)."""
-    expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
+    expert_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (2, 3, 4)
     """Blocks with the expert prompt e (dualp)."""
     prefix: Literal["after", "before"] = "after"
     """Where prefixes join: after a block's projections, as keys and values, or before them, so that
     they are multiplied by W^K and W^V (dualp), as eqs. 3 and 4 print."""
-    top: PositiveInt = 5
+    top: Annotated[PositiveInt, Fixed()] = 5
     """Prompts per example (l2p)."""
-    lambda_: Annotated[float | None, Field(alias="lambda", ge=0)] = None
+    lambda_: Annotated[float | None, Field(alias="lambda", ge=0), Search(0.01, 2, log=True)] = None
     """Weight of the matching loss. Default: 1.0 for dualp, 0.1 for l2p."""
     prototypes: bool = True
     """Add the classes' prototypes to the loss of the head."""
-    augment: NonNegativeInt = 2
+    augment: Annotated[NonNegativeInt, Search(1, 5)] = 2
     """Augmented prototypes per class (the paper's m); with 0 the means alone."""
     sign: Literal["plus", "both"] = "plus"
     """Augment on one side (plus: mu + beta sigma, the paper's) or on both in turn."""
@@ -127,6 +127,9 @@ class Pip(Prompting):
     """Keys of the experts (dualp): trained by the matching loss (learned), or the mean direction of
     the task's queries (mean, not in the paper), for which clients send a sum before training."""
 
+    title: ClassVar[str] = "PIP"
+    family: ClassVar[str] = "Prompts"
+    idea: ClassVar[str] = "Prompts on a frozen backbone, and class prototypes that clients share."
     paper: ClassVar[str] = "Ma'sum et al., CIKM 2024"
     ServerState: ClassVar[type] = PipServerState
     ClientState: ClassVar[type] = PipClientState

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from perdure.config import STREAMS, Config
 from perdure.config.sentences import describe, type_in_words
+from perdure.config.stream import DEFAULT_STREAM
 from perdure.contract.exchanges import Train
 from perdure.contract.method import Method
 from perdure.core.errors import UserError, bad_value
@@ -51,8 +52,6 @@ KINDS: dict[str, str] = {
     "fedlda": "perdure.methods.fedlda.FedLDA",
     "fedridge": "perdure.methods.fedridge.FedRidge",
 }
-REFERENCES = frozenset({"single", "fedncm", "fedlda", "fedridge"})
-"""Kinds that are references: tables set them apart from the methods that they judge."""
 METHODS: Registry[Method] = Registry(
     key="method.kind", base=Method, base_name="perdure.Method", builtin=KINDS,
     group="perdure.methods",
@@ -133,6 +132,11 @@ def _check_called(kind: type[Method], key: str) -> None:
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type)
+
+
+def is_reference(kind: str) -> bool:
+    """Return whether a built-in kind is a reference, which tables set apart from what it judges."""
+    return kind in KINDS and METHODS.find(kind).family == "References"
 
 
 def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
@@ -260,7 +264,7 @@ def _stream(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
     schema = STREAMS.find(kind).model_json_schema(ref_template="#/$defs/{model}")
     definitions |= schema.pop("$defs", {})
     schema["properties"]["kind"] |= {"const": kind}
-    if kind != "permuted":
+    if kind != DEFAULT_STREAM:
         schema["required"] = ["kind", *schema.get("required", [])]
     return schema
 

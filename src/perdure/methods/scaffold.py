@@ -50,6 +50,9 @@ class Scaffold(Method):
     Averaging for Federated Learning, ICML 2020 (Algorithm 1, option II).
     """
 
+    title: ClassVar[str] = "SCAFFOLD"
+    family: ClassVar[str] = "Baselines"
+    idea: ClassVar[str] = "Control variates correct the drift of clients whose data differ."
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     ServerState: ClassVar[type] = ControlVariate
     ClientState: ClassVar[type] = ControlVariate
@@ -65,7 +68,7 @@ class Scaffold(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse all but plain SGD, for which (x - y) / (K eta_l) is the mean of the gradients."""
         train = config.train
-        if train.optimizer.kind != "sgd":
+        if not train.optimizer.sums_gradients:
             return f"train.optimizer: must be sgd with scaffold, got {train.optimizer.kind!r}"
         if train.momentum:
             return f"train.momentum: must be 0 with scaffold, got {train.momentum}"

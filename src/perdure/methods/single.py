@@ -49,6 +49,9 @@ class Single(Method):
     a method whose task-aware accuracy is higher transfers something.
     """
 
+    title: ClassVar[str] = "Single"
+    family: ClassVar[str] = "References"
+    idea: ClassVar[str] = "Every task is learned by a separate model from the initial weights."
     paper: ClassVar[str] = "a reference: FedAvg on each task alone"
     ServerState: ClassVar[type] = TaskModels
     needs: ClassVar[Needs] = Needs(

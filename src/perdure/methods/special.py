@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from perdure.config.section import NonNegativeFloat, PositiveFloat
+from perdure.config.section import NonNegativeFloat, PositiveFloat, Search
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Diagnosis, Method
@@ -81,12 +81,12 @@ class Special(Method):
     Efficient Continual Aggregation for Learning).
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.01, 1, log=True)] = 0.1
     """Weight of the anchor (the paper's lambda): every round the server goes lambda / (1 + lambda)
     of the way to it. 0 is FedAvg."""
     auto_lambda: bool = False
     """Let the server choose lambda, so that the model stays within `reach` (not in the paper)."""
-    reach: PositiveFloat = 4.0
+    reach: Annotated[PositiveFloat, Search(1, 16, log=True)] = 4.0
     """Radius around the anchor with `auto_lambda`, as a multiple of the distance that the first
     task moved the model."""
     missing: Literal["leave_out", "damp", "carry"] = "leave_out"
@@ -95,6 +95,9 @@ class Special(Method):
     statistics: Literal["average", "blend"] = "average"
     """Running statistics: averaged, or blended with the anchor's (not in the paper)."""
 
+    title: ClassVar[str] = "SPECIAL"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "The server pulls the model towards that of the previous task."
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )

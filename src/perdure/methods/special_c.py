@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from perdure.config.section import NonNegativeFloat
+from perdure.config.section import NonNegativeFloat, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train
 from perdure.contract.method import Diagnosis, Method
@@ -48,10 +48,13 @@ class SpecialC(Method):
     Participation (Algorithm 2, Appendix F.5).
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.01, 100, log=True)] = 0.1
     """Weight of the anchor (the paper's lambda). In a round a client goes about lr * steps * lambda
     of the way to it. 0 is FedAvg."""
 
+    title: ClassVar[str] = "SPECIAL-C"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Clients pull every step towards the model of the previous task."
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )

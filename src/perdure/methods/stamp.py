@@ -18,6 +18,7 @@ from perdure.algebra.alignment import (
     gram_matrices,
 )
 from perdure.algebra.coresets import prototypical_loss
+from perdure.config.section import Fixed, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train, stacked
 from perdure.contract.method import Diagnosis
@@ -89,12 +90,12 @@ class Stamp(AligningMethod):
     """The server aligns updates. If false, it averages them and needs only the sum."""
     temporal: bool = True
     """Clients align the gradients of their tasks."""
-    eta: Annotated[float, Field(gt=0)] | None = None
+    eta: Annotated[Annotated[float, Field(gt=0)] | None, Search(0.25, 4, log=True)] = None
     """Step of the clients' alignment. Default: 1, or 2 with `scale: published`, as in the authors'
     code."""
-    client_kappa: Annotated[float, Field(ge=0)] | None = None
+    client_kappa: Annotated[Annotated[float, Field(ge=0)] | None, Search(0.1, 0.9)] = None
     """Search radius on clients. Default: `kappa`."""
-    budget: Annotated[int, Field(ge=1)] = 20
+    budget: Annotated[int, Field(ge=1), Fixed()] = 20
     """Examples per class that a client stores (|M^l|), divided among the tasks in which it had the
     class, of which each has one at least: with C classes at most C * budget rows, if no class is in
     more than `budget` tasks."""
@@ -111,9 +112,12 @@ class Stamp(AligningMethod):
     protonet: ProtoNet = "add"
     """eq. 7: added to the cross-entropy (add), alone for the body with the cross-entropy for the
     head (encoder, as in the published code), or none."""
-    protonet_weight: Annotated[float, Field(gt=0)] = 0.03
+    protonet_weight: Annotated[float, Field(gt=0), Search(0.003, 0.3, log=True)] = 0.03
     """Weight of eq. 7, added to the cross-entropy or alone for the body."""
 
+    title: ClassVar[str] = "STAMP"
+    family: ClassVar[str] = "Alignment"
+    idea: ClassVar[str] = "Gradients are aligned over a client's tasks and over the clients."
     paper: ClassVar[str] = "STAMP, 2025"
     ClientState: ClassVar[type] = CoresetMemory
 
@@ -126,7 +130,7 @@ class Stamp(AligningMethod):
 
     def check_config(self, config: Any) -> str | None:
         """Refuse MixStyle on text, whose tokens have no style to mix."""
-        if config.model.kind == "text" and self.temporal and self.mixstyle:
+        if config.model.reads_text and self.temporal and self.mixstyle:
             return "method.mixstyle: must be false with model.kind text, got True"
         return None
 

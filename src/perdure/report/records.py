@@ -17,7 +17,7 @@ from perdure.config.sentences import flatten_keys
 from perdure.core.documents import is_count, is_number, json_value
 from perdure.core.errors import UserError
 from perdure.core.event_log import EVENTS, read_events
-from perdure.methods.registry import REFERENCES, drop_defaults, hyperparameters, is_builtin
+from perdure.methods.registry import drop_defaults, hyperparameters, is_builtin, is_reference
 
 # ------------------------------------------------------------------------------------------------
 # Settings of a method selected on validation rows, never on test rows.
@@ -197,7 +197,7 @@ class RunRecord:
     @property
     def is_reference(self) -> bool:
         """Return whether the run is a reference: joint training, or a kind that is one."""
-        return self.config.stream.cumulative or self.kind in REFERENCES
+        return self.config.stream.cumulative or is_reference(self.kind)
 
     @property
     def seed(self) -> int:

@@ -20,6 +20,7 @@ from perdure.algebra.alignment import (
     cosines,
     model_gram_matrices,
 )
+from perdure.config.section import Search
 from perdure.contract.context import Context, Server
 from perdure.contract.method import Diagnosis, Method
 from perdure.contract.uploads import CollectedUploads
@@ -54,7 +55,7 @@ class AlignmentRecord:
 class AligningMethod(Method):
     """Base class of methods whose server aligns the clients' updates."""
 
-    kappa: Annotated[float, Field(ge=0)] = 0.5
+    kappa: Annotated[float, Field(ge=0), Search(0.1, 0.9)] = 0.5
     """Search radius (the paper's kappa)."""
     normalize: bool = True
     """Scale all updates to their mean norm first (F.4.1)."""

@@ -280,7 +280,7 @@ class ClosedForm(Method):
 
     def check_config(self, config: Any) -> str | None:
         """Return why it cannot run: token ids have no mean."""
-        if self.inputs == "raw" and config.model.kind == "text":
+        if self.inputs == "raw" and config.model.reads_text:
             return "method.inputs: must be 'features' with model.kind 'text', got 'raw'"
         return None
 

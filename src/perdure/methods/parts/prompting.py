@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from perdure.algebra.class_statistics import Gaussians, draw_around
-from perdure.config.section import PositiveInt
+from perdure.config.section import Fixed, PositiveInt
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared
 from perdure.contract.method import Method
@@ -35,8 +35,6 @@ from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompt
 # outputs of the task's classes. At test time a row's query chooses its prompts.
 # ------------------------------------------------------------------------------------------------
 
-BACKBONES = ("vit", "text")
-"""Kinds of models that can carry prompts."""
 PROMPTS_NEED = Needs(
     streams=frozenset({"split", "domains", "permuted"}),
     prefers=Preferences(
@@ -66,9 +64,9 @@ class Prompting(Method):
     A subclass declares the kind of prompts and the loss.
     """
 
-    length: PositiveInt = 5
+    length: Annotated[PositiveInt, Fixed()] = 5
     """Tokens per prompt (the paper's L_p)."""
-    pool: PositiveInt = 10
+    pool: Annotated[PositiveInt, Fixed()] = 10
     """Number of prompts; expert prompts (dualp) are one per task, so their pool grows with later
     tasks."""
     cache: bool = True
@@ -84,10 +82,9 @@ class Prompting(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse models without prompts, trained blocks, and weight decay of earlier prompts."""
         model, decay, prompts = config.model, config.train.weight_decay, self.prompts
-        if model.kind not in BACKBONES:
-            expected = " or ".join(BACKBONES)
-            return f"model.kind: must be {expected} with prompts, got {model.kind!r}"
-        if model.kind == "text" and self.length > model.max_tokens:
+        if not model.takes_prompts:
+            return f"model.kind: must be vit or text with prompts, got {model.kind!r}"
+        if model.reads_text and self.length > model.max_tokens:
             expected = f"1 to {model.max_tokens} (model.max_tokens)"
             return f"method.length: must be {expected}, got {self.length}"
         if model.train_layers is not None:

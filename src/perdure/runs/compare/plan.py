@@ -16,7 +16,7 @@ from perdure.config import Config, override_key, parse
 from perdure.core.errors import UserError, bad_value
 from perdure.core.text import argument
 from perdure.deploy.custom_code import check_in_files
-from perdure.methods.registry import REFERENCES, hyperparameters
+from perdure.methods.registry import hyperparameters, is_reference
 from perdure.runs.compare.variants import ALIASES, Alias, MethodChoice, Sweep, unknown_sweep_key
 from perdure.runs.directory import RunDirectory, is_run
 from perdure.training.experiment import build_experiment
@@ -48,7 +48,7 @@ class PlannedRun:
     @property
     def is_reference(self) -> bool:
         """Return whether the run is a reference: joint training, or a kind that is one."""
-        return self.config.stream.cumulative or self.config.method["kind"] in REFERENCES
+        return self.config.stream.cumulative or is_reference(self.config.method["kind"])
 
     @property
     def name(self) -> str:
