@@ -79,17 +79,22 @@ def test_the_module_has_the_names_of_training_and_copies(trained: Path) -> None:
     assert {name.partition(".")[0] for name in others} == {"_input", "_state", "_outputs_of"}
 
 
+OTHERS: list[dict[str, Any]] = [
+    {"model": {"kind": "conv", "width": 4, "norm": "batch"}},
+    {"method": {"kind": "fed-l2p", "pool": 3, "top": 2}, "model": {
+        "kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 1, "patch": 4}},
+    {"method": {"kind": "fedavg", "with": [{"kind": "calibrate"}]}},
+    {"stream": {"kind": "permuted", "tasks": 2}, "model": {"hidden": [8], "head": "growing"}},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": {"kind": "conv", "width": 4, "norm": "batch"}},
         {"method": {"kind": "fedprotip", "router": "gaussian", "unknown": 0.01}},
-        {"method": {"kind": "fed-l2p", "pool": 3, "top": 2}, "model": {
-            "kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 1, "patch": 4}},
-        {"method": {"kind": "fedavg", "with": [{"kind": "calibrate"}]}},
-        {"stream": {"kind": "permuted", "tasks": 2}, "model": {"hidden": [8], "head": "growing"}},
+        *(pytest.param(changes, marks=pytest.mark.slow) for changes in OTHERS),
     ],
-    ids=["batch norm", "gaussian", "prompts", "calibrate", "one class in two heads"],
+    ids=["gaussian", "batch norm", "prompts", "calibrate", "one class in two heads"],
 )  # fmt: skip
 def test_a_program_is_the_module_of_any_method(changes: Any, shell: Shell) -> None:
     model = perdure.run({**TINY, "stream": SPLIT, "train": {"rounds": 1}, **changes}, out="run")
