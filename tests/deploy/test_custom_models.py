@@ -228,5 +228,5 @@ def test_frozen_parameters_are_exported_but_neither_trained_nor_sent(tmp_path: P
     whole = perdure.run({**BASE, "model": {"kind": net}})
     assert part.values["bytes"]["up"] < whole.values["bytes"]["up"]
     model = perdure.load(tmp_path / "run")
-    assert torch.equal(model.network.constants["first.weight"], net.first.weight)
+    assert torch.equal(model.network.body.constants["first.weight"], net.first.weight)
     assert "first.weight" not in model.server.params

@@ -25,9 +25,9 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.errors import UserError
-from perdure.methods.parts.distillation import PreviousModel
+from perdure.methods.parts.anchors import AnchorState, PreviousModel
 from perdure.methods.registry import build
-from perdure.methods.special import AnchorState, Special
+from perdure.methods.special import Special
 from perdure.methods.special_c import SpecialC
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream

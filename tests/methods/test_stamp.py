@@ -109,7 +109,7 @@ def an_update(client, seed=0):
 def sent_fields(method, clients, updates):
     """What clients send, as fields with a leading client axis."""
     stack = {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
-    return method.align_tasks(clients, LocalUpdate(stack, {})).fields
+    return method.align_gradients(clients, LocalUpdate(stack, {})).fields
 
 
 def sent_update(method, client, update):

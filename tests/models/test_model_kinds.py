@@ -102,7 +102,7 @@ def test_initial_weights_are_read_from_a_file(tmp_path: Path) -> None:
     model = {"kind": perceptron, "hidden": 6, "num_classes": 10, "frozen": ["1"],
              "init": str(tmp_path / "w.safetensors")}  # fmt: skip
     experiment = build_experiment(parse({**BASE, "model": model}))
-    assert torch.equal(experiment.network.constants["1.weight"], saved[1].weight)  # type: ignore[index]
+    assert torch.equal(experiment.network.body.constants["1.weight"], saved[1].weight)  # type: ignore[index]
     params = experiment.initial_state().server.params
     assert torch.equal(params["head.weight"], saved[3].weight)  # type: ignore[index]
 

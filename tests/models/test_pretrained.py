@@ -20,7 +20,7 @@ from backbone_files import write_bert, write_vit
 from perdure.config import ModelConfig, TextModel, VitModel
 from perdure.core.errors import UserError
 from perdure.models import pretrained
-from perdure.models.backbones import backbone_card, make_text, make_vit
+from perdure.models.backbones import make_text, make_vit
 from perdure.models.encoders import Vit
 from perdure.models.ops import ForwardPass
 from perdure.models.pretrained import file_hash, find_weights, from_huggingface, huggingface_names
@@ -181,7 +181,7 @@ def test_a_trained_model_needs_pretrained_weights_only_for_frozen_blocks(
 ) -> None:
     config = vit(write_vit(tmp_path))
     first = make_vit(config, IMAGE)
-    card = json.loads(json.dumps(backbone_card(first)))
+    card = json.loads(json.dumps(first.card))
     params, images = first.frozen(), torch.rand(2, *IMAGE)
     change_weights(tmp_path, **{"layernorm.bias": torch.ones(16)})
     file_hash.cache_clear()

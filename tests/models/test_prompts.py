@@ -188,7 +188,9 @@ def test_the_pool_of_experts_grows_with_the_tasks_and_keeps_its_experts() -> Non
 def test_a_new_expert_is_drawn_like_the_first_ones_from_the_given_generator() -> None:
     body = prompted(DUAL)
     params = start(body)
-    one, same, other = (body.grow(params, 4, torch.Generator().manual_seed(n)) for n in (1, 1, 2))
+    one, same, other = (
+        body.prompts.grow(params, 4, torch.Generator().manual_seed(n)) for n in (1, 1, 2)
+    )
     for name in ("prompt.pool", "prompt.keys"):
         new = one[name][4]
         assert -1 <= new.min() < -0.3 < 0.3 < new.max() <= 1
@@ -210,7 +212,7 @@ def test_keys_choose_from_the_whole_grown_pool() -> None:
     body = prompted(DualPrompts(slots=1, length=3))
     params, queries = start(body), body.query(images(), ForwardPass())
     for task in (1, 2):
-        params = body.grow(params, task, torch.Generator().manual_seed(task))
+        params = body.prompts.grow(params, task, torch.Generator().manual_seed(task))
     params["prompt.keys"][2], params["prompt.keys"][1] = queries[3], queries[0]
     features = body.features(params, images(), ForwardPass())
     for row, slot in ((3, 2), (0, 1)):

@@ -116,7 +116,8 @@ class Step:
     def logits(self) -> Tensor:
         """Return the logits, float [rows, outputs]; computed once per step."""
         if "logits" not in self.memo:
-            self.memo["logits"] = self.classify(self.features())
+            features = self.features()
+            self.memo["logits"] = self.network.classify(self.params, features, self.fwd)
         return self.memo["logits"]
 
     def classify(self, features: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
             "known_classes": outputs.known_classes,
         },
         "tasks_seen": state.task,
-        "backbone": experiment.network.backbone,
+        "backbone": experiment.network.body.card,
         "sha256": sha256(data),
         "code": code_hashes(folder.parent),
         "dtype": dtype_name(dtype),
@@ -183,9 +183,9 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
 
 def _constants(network: Network) -> dict[str, Tree]:
     """Return the frozen parameters of a custom module, which nobody else keeps."""
-    if not isinstance(network.body, ModuleBody) or not network.constants:
+    if not isinstance(network.body, ModuleBody) or not network.body.constants:
         return {}
-    return {"constants": dict(network.constants)}
+    return {"constants": dict(network.body.constants)}
 
 
 def prediction_state(method: Method, state: Any) -> Tree:

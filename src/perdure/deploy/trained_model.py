@@ -80,7 +80,7 @@ class ModelModule(nn.Module):
         self._skeleton, state = split_tree(to_tree(server.state))
         self._params = self._add({n: nn.Parameter(v.clone()) for n, v in server.params.items()})
         self._statistics = self._add(server.buffers)
-        self._constants = self._add(network.constants)
+        self._constants = self._add(dict(network.body.constants))
         self._state_slots = self._add(state, f"{_STATE}.")
         self._outputs = self._add(dict(vars(outputs)), f"{_OUTPUTS}.")
         self._normalization = self._add({"scale": scale, "shift": shift}, f"{_INPUT}.")
@@ -94,9 +94,9 @@ class ModelModule(nn.Module):
             x: Inputs before normalization, [rows, *shape] with the channels first.
 
         """
-        network = self._network.with_constants(_values(self._constants))
+        body = self._network.body.with_constants(_values(self._constants))
         rows = self._normalized(x)
-        outputs = OutputMap(**_values(self._outputs))
+        outputs, network = OutputMap(**_values(self._outputs)), self._network.with_body(body)
         return score_rows(self._method, self._server(), network, outputs, rows).classes
 
     def _normalized(self, x: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class Ewc(Method):
             UserError: A custom module has batch norm without running statistics.
 
         """
-        if not context.network.has_running_statistics:
+        if not context.network.body.has_running_statistics:
             raise UserError(
                 "model: must be a module whose batch norms have running statistics with ewc, "
                 "got track_running_stats=False"

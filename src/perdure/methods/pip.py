@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
-
 from perdure.algebra.class_statistics import Gaussians
-from perdure.config.section import Fixed, NonNegativeInt, PositiveInt, Search
+from perdure.config.section import NonNegativeInt, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.needs import Needs
@@ -18,19 +16,20 @@ from perdure.core.trees import Tensors, Tree, add
 from perdure.methods.parts.closed_form import warn_of_missing_classes
 from perdure.methods.parts.prompting import (
     PROMPTS_NEED,
-    Keys,
-    Prompting,
+    EitherPrompting,
     PromptState,
-    augment_prototypes,
-    class_moments,
-    inject_prototypes,
     open_task,
     opening_of_keys,
     prompted_step_features,
     task_slot,
     trained_with_keys,
 )
-from perdure.models.prompts import DualPrompts, InputPrompts, Pool
+from perdure.methods.parts.prototypes import (
+    augment_prototypes,
+    class_moments,
+    inject_prototypes,
+    no_prototypes,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class PipClientState:
 
 
 @dataclass(frozen=True)
-class Pip(Prompting):
+class Pip(EitherPrompting):
     """Prototypes injected into prompt learning: prompts, class prototypes and weighted averages.
 
         for each task:  Z_G = {}
@@ -67,16 +66,9 @@ class Pip(Prompting):
                 the classes' first two moments over the clients with the class (eqs. 14 and 15).
 
     A client sends its update and the moments as sums with the weight omega_l, which it computes
-    alone (up to a factor that is the same for all clients). It receives the prototypes Z_G, one
-    Gaussian per class of the task.
+    alone (up to a common factor). It receives Z_G, one Gaussian per class of the task.
 
-    Server state:
-        seen: int. Number of tasks so far.
-        prototypes: one Gaussian per class of the task (Z_G), or None if `prototypes` is off.
-    Client state:
-        rho: int. Rounds in which the client took part, over all tasks so far.
-        task: int. Task of the stored head, or -1.
-        head: float, by parameter name. The client's head, with `average_head: task_end`.
+    Server state: a `PipServerState`. Client state: a `PipClientState`.
 
     Differs from the paper, or the paper leaves it open: all classes of the task are injected, also
     the client's own, without weights; beta is drawn per coordinate and local epoch; rho counts over
@@ -84,33 +76,13 @@ class Pip(Prompting):
     keeps its prototype; prototypes of a task's last round are not used and not computed. Not in the
     paper: `keys: mean`.
 
-    The ablation of Table 5, with prompts in all cases:
-        A    {prototypes: false, weighted: false, average_head: never}
-        B    {weighted: false, average_head: never}
-        C    {prototypes: false, average_head: never}
-        D    {average_head: never}
-        E    {prototypes: false, weighted: false}
-        F    {weighted: false}
-        G    {prototypes: false}
-        PIP  {}
+    Table 5 switches off `prototypes` (A, C, E, G), `weighted` (A, B, E, F) and the mean of heads,
+    `average_head: never` (A, B, C, D), with prompts in all cases.
 
     Reference: Ma'sum, Pratama, Ramasamy, Liu, Habibullah, Kowalczyk: PIP: Prototypes-Injected
     Prompt for Federated Class Incremental Learning, CIKM 2024 (Algorithm 1).
     """
 
-    prompt: Literal["dualp", "l2p"] = "dualp"
-    """dualp: prefixes, one expert per task. l2p: tokens at the input."""
-    general_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (0, 1)
-    """Blocks with the general prompt g (dualp)."""
-    expert_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (2, 3, 4)
-    """Blocks with the expert prompt e (dualp)."""
-    prefix: Literal["after", "before"] = "after"
-    """Where prefixes join: after a block's projections, as keys and values, or before them, so that
-    they are multiplied by W^K and W^V (dualp), as eqs. 3 and 4 print."""
-    top: Annotated[PositiveInt, Fixed()] = 5
-    """Prompts per example (l2p)."""
-    lambda_: Annotated[float | None, Field(alias="lambda", ge=0), Search(0.01, 2, log=True)] = None
-    """Weight of the matching loss. Default: 1.0 for dualp, 0.1 for l2p."""
     prototypes: bool = True
     """Add the classes' prototypes to the loss of the head."""
     augment: Annotated[NonNegativeInt, Search(1, 5)] = 2
@@ -123,9 +95,6 @@ class Pip(Prompting):
     """every_round: average the head in every round. task_end: clients keep their heads from round
     to round, which are averaged in the task's last round. never: every client keeps its head, and
     accuracies are means over the clients' models."""
-    keys: Keys = "learned"
-    """Keys of the experts (dualp): trained by the matching loss (learned), or the mean direction of
-    the task's queries (mean, not in the paper), for which clients send a sum before training."""
 
     title: ClassVar[str] = "PIP"
     family: ClassVar[str] = "Prompts"
@@ -135,43 +104,18 @@ class Pip(Prompting):
     ClientState: ClassVar[type] = PipClientState
 
     @property
-    def prompts(self) -> Pool:
-        """The prompts of L2P or of DualPrompt."""
-        if self.prompt == "l2p":
-            return InputPrompts(self.pool, self.length, self.top)
-        layers = self.general_layers, self.expert_layers
-        return DualPrompts(self.pool, self.length, *layers, projected=self.prefix == "before")
-
-    @property
-    def matching(self) -> float:
-        """Lambda, by default that of the prompts' own paper."""
-        default = 0.1 if self.prompt == "l2p" else 1.0
-        return default if self.lambda_ is None else self.lambda_
-
-    @property
-    def keeps_heads(self) -> bool:
-        """Whether a client keeps its head from round to round."""
-        return self.average_head == "task_end"
-
-    @property
     def needs(self) -> Needs:
         """With weights, a client counts omega, of which `participation_scale` leaves < 2 * rows."""
-        prefers = PROMPTS_NEED.prefers
-        reason = {"weighting": "its averages have the weights of the paper"}
-        prefers = replace(
-            prefers,
-            weighting="own" if self.weighted else prefers.weighting,
-            demanded={**prefers.demanded, **reason},
-        )
-        heaviest = 2.0 if self.weighted else 1.0
-        return replace(PROMPTS_NEED, classes=True, prefers=prefers, max_client_weight=heaviest)
+        old, own = PROMPTS_NEED.prefers, "its averages have the weights of the paper"
+        prefers = replace(old, demanded={**old.demanded, "weighting": own})
+        needs = replace(PROMPTS_NEED, classes=True, prefers=prefers)
+        if not self.weighted:
+            return needs
+        return replace(needs, prefers=replace(prefers, weighting="own"), max_client_weight=2.0)
 
     def check_config(self, config: Any) -> str | None:
-        """Refuse other weights than omega, clipping of more than the update, and keys of L2P."""
+        """Refuse other weights than omega, and clipping of more than the update."""
         weighting, clip = config.train.weighting, config.privacy.clip
-        if self.keys == "mean" and self.prompt == "l2p":
-            reason = "with prompt l2p, whose prompts belong to no task"
-            return f"method.keys: must be 'learned' {reason}, got 'mean'"
         if clip is not None and self.prototypes:
             reason = "since noise would make prototypes of classes that no client has"
             return f"method.prototypes: must be false with privacy.clip, {reason}, got True"
@@ -187,6 +131,7 @@ class Pip(Prompting):
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Set Z_G = {} and perhaps the task's key, then train prompts and head with prototypes."""
+        never = self.average_head == "never"  # the head never leaves a client
         train = Train(
             broadcast=self.send_prototypes if self.prototypes else None,
             prepare=self.prepare,
@@ -194,29 +139,17 @@ class Pip(Prompting):
             make_upload=self.upload,
             adjust=self.merge_prototypes if self.prototypes else None,
             trainable=trained_with_keys(self.keys, context),
-            private=self.private_names(context),
+            private=context.network.head_names(context.trainable) if never else (),
         )
         opening = Exchange("prompts", "none", aggregate=self.reset_prototypes)
         return [opening, *opening_of_keys(self.keys), train]
-
-    def private_names(self, context: Context) -> tuple[str, ...]:
-        """Return the parameters that never leave a client: the head, if it is never averaged."""
-        if self.average_head != "never":
-            return ()
-        return context.network.head_names(context.trainable)
-
-    # ---- server
 
     def reset_prototypes(
         self, server: Server, uploads: CollectedUploads, context: Context
     ) -> Server:
         """Open the task with Z_G = {}: classes without a prototype are zero and do not count."""
         server = open_task(server, uploads, context)
-        if not self.prototypes:
-            return server
-        classes = len(context.network.outputs.task_classes[context.task])
-        device = next(iter(server.params.values())).device
-        empty = Gaussians.empty(classes, context.network.feature_size, device)
+        empty = no_prototypes(server, context) if self.prototypes else server.state.prototypes
         return replace(server, state=replace(server.state, prototypes=empty))
 
     def send_prototypes(self, server: Server, context: Context) -> Tree:
@@ -237,15 +170,13 @@ class Pip(Prompting):
             warn_of_missing_classes("pip", context, prototypes.there)
         return replace(change, state=replace(change.state, prototypes=prototypes))
 
-    # ---- client
-
     def prepare(self, client: Client) -> Prepared:
         """Return the client's stored head, the task's slot, and the prototypes to inject."""
         tensors = task_slot(client)
         if self.prototypes:
             shared = client.broadcast["prototypes"]
             tensors |= augment_prototypes(client, shared, self.augment, self.sign == "both")
-        has_head = self.keeps_heads and client.state.task == client.context.task
+        has_head = client.state.task == client.context.task
         return Prepared(client.state.head if has_head else {}, tensors)
 
     def loss(self, step: Step) -> Scalar:
@@ -260,24 +191,17 @@ class Pip(Prompting):
     def upload(self, client: Client, local: LocalUpdate) -> ClientResult:
         """Send the update and the classes' moments with weight omega, and count this round."""
         context, trained = client.context, add(client.params, local.update)
-        last = context.round == context.rounds - 1
-        head = context.network.head_names(local.update, context.task) if self.keeps_heads else ()
-        state = PipClientState(
-            client.state.rho + 1,
-            context.task if head else -1,
-            {name: trained[name] for name in head},
-        )
-        omega = (
-            state.rho * len(client.data) / participation_scale(context) if self.weighted else 1.0
-        )
+        last, rho = context.round == context.rounds - 1, client.state.rho + 1
+        omega = rho * len(client.data) / participation_scale(context) if self.weighted else 1.0
+        keeps = self.average_head == "task_end"
+        head = context.network.head_names(local.update, context.task) if keeps else ()
         sent = {n: value for n, value in local.update.items() if last or n not in head}
         fields = {"update": Sum(sent, omega)}
         if self.prototypes and not last:
-            moments = class_moments(client.without_small_classes(), trained).summands(
-                with_variance=self.augment > 0
-            )
-            fields["prototypes"] = Sum(moments, omega)
-        return ClientResult(fields, state)
+            moments = class_moments(client.without_small_classes(), trained)  # eqs. 7 and 8
+            fields["prototypes"] = Sum(moments.summands(with_variance=self.augment > 0), omega)
+        kept = {name: trained[name] for name in head}
+        return ClientResult(fields, PipClientState(rho, context.task if head else -1, kept))
 
 
 def participation_scale(context: Context) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -13,27 +13,16 @@ from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Diagnosis, Method
 from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import Change, CollectedUploads
-from perdure.core.trees import Tensors, scaled
-from perdure.methods.parts.distillation import PreviousModel, distance, previous_model
-
-_TINY = 1e-12
-"""Smallest radius; with a first task that did not move the model, later tasks cannot either."""
-
-
-@dataclass(frozen=True)
-class AnchorState:
-    """Server state: the anchor, and what the options need."""
-
-    anchor: PreviousModel = field(default_factory=PreviousModel)
-    """w^{k-1}; empty in the first task."""
-    weight: float | None = None
-    """lambda of the last round. None before the first round with an anchor."""
-    last_update: Tensors = field(default_factory=dict)
-    """`missing: carry`: the update of the last round of this task."""
-    initial: Tensors = field(default_factory=dict)
-    """`auto_lambda`: w^0, in the first task only."""
-    first_distance: float = 0.0
-    """`auto_lambda`: ||w^1 - w^0||, after the first task."""
+from perdure.core.trees import Tensors
+from perdure.methods.parts.anchors import (
+    AnchorState,
+    Missing,
+    distance,
+    previous_model,
+    towards_anchor,
+    weight_within_reach,
+    with_missing,
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ class Special(Method):
     reach: Annotated[PositiveFloat, Search(1, 16, log=True)] = 4.0
     """Radius around the anchor with `auto_lambda`, as a multiple of the distance that the first
     task moved the model."""
-    missing: Literal["leave_out", "damp", "carry"] = "leave_out"
+    missing: Missing = "leave_out"
     """What replaces the updates of clients that did not upload (not in the paper): nothing
     (leave_out), zeros (damp), or the last round's update (carry)."""
     statistics: Literal["average", "blend"] = "average"
@@ -112,73 +101,45 @@ class Special(Method):
             Train(adjust=self.adjust),
         ]
 
-    def store_initial_model(
-        self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
-    ) -> Server[AnchorState]:
-        """Keep w^0, which `auto_lambda` alone needs."""
-        return (
-            replace(server, state=AnchorState(initial=server.params))
-            if self.auto_lambda
-            else server
-        )
-
     def set_anchor(
         self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
     ) -> Server[AnchorState]:
         """Set the model at the start of the task, w^{k-1}, as its anchor."""
-        state = server.state
-        first_distance = state.first_distance
-        if state.initial:
-            first_distance = distance(server.params, state.initial)
+        old = server.state
+        moved = distance(server.params, old.initial) if old.initial else old.first_distance
         anchor = previous_model(server, context)
-        return replace(
-            server, state=AnchorState(anchor, state.weight, first_distance=first_distance)
-        )
+        return replace(server, state=AnchorState(anchor, old.weight, first_distance=moved))
+
+    def store_initial_model(
+        self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
+    ) -> Server[AnchorState]:
+        """Keep w^0, which `auto_lambda` alone needs."""
+        state = AnchorState(initial=server.params) if self.auto_lambda else server.state
+        return replace(server, state=state)
 
     def adjust(
-        self,
-        server: Server[AnchorState],
-        change: Change[AnchorState],
-        uploads: CollectedUploads,
-        context: Context,
-    ) -> Change[AnchorState]:
-        """Apply the aggregated update, then pull the result towards the anchor (eq. 6)."""
-        state, anchor = server.state, server.state.anchor.params
-        step = self.account_for_missing(change.params, state, uploads.upload_fraction)
+        self, server: Server, change: Change, uploads: CollectedUploads, context: Context
+    ) -> Change:
+        """Return What in the first task; then the model on the way to the anchor (eq. 6)."""
+        state: AnchorState = server.state
+        arrived, last = uploads.upload_fraction, state.last_update
+        step = with_missing(change.params, self.missing, arrived, last)  # What - w^{k,t}
         if self.missing == "carry":
             state = replace(state, last_update=step)
-        if not anchor:  # the first task: w^{1,t+1} = What
+        if not state.anchor.params:
             return Change(step, change.buffers, state)
-        weight = self.anchor_weight(step, server)
-        step = step | towards_anchor(step, server.params, anchor, weight)
-        return Change(step, self.buffers_step(change, server), replace(state, weight=weight))
+        weight = weight_within_reach(server, step, self.reach) if self.auto_lambda else self.lambda_
+        pulled = towards_anchor(step, server.params, state.anchor.params, weight)  # eq. 6
+        buffers = self.pull_statistics(change.buffers, server)
+        return Change(pulled, buffers, replace(state, weight=weight))
 
-    def account_for_missing(self, update: Tensors, state: AnchorState, fraction: float) -> Tensors:
-        """Return the aggregated update, given the fraction of sampled clients that uploaded."""
-        if self.missing == "leave_out":
-            return update
-        damped = scaled(update, fraction)
-        last = state.last_update if self.missing == "carry" else {}
-        carried = {n: damped[n].add(last[n], alpha=1 - fraction) for n in damped if n in last}
-        return damped | carried
-
-    def anchor_weight(self, step: Tensors, server: Server[AnchorState]) -> float:
-        """Return lambda of this round: the option, or D / R."""
-        if not self.auto_lambda:
-            return self.lambda_
-        anchor = server.state.anchor.params
-        target = {name: server.params[name] + step[name] for name in step if name in anchor}
-        radius = self.reach * server.state.first_distance
-        return distance(target, anchor) / max(radius, _TINY)
-
-    def buffers_step(self, change: Change[AnchorState], server: Server[AnchorState]) -> Tensors:
+    def pull_statistics(self, step: Tensors, server: Server[AnchorState]) -> Tensors:
         """Return the change of running statistics; blended ones with the last round's weight."""
         if self.statistics == "average":
-            return change.buffers
+            return step
         first = 0.0 if self.auto_lambda else self.lambda_
         weight = first if server.state.weight is None else server.state.weight
-        anchor = server.state.anchor.buffers
-        return change.buffers | towards_anchor(change.buffers, server.buffers, anchor, weight)
+        return towards_anchor(step, server.buffers, server.state.anchor.buffers, weight)
 
     def diagnose(self, server: Server[AnchorState], context: Context) -> Diagnosis:
         """Return the distance from the anchor, lambda, and the way to the anchor per round."""
@@ -188,14 +149,3 @@ class Special(Method):
         weight = self.lambda_ if state.weight is None else state.weight
         drift = distance(server.params, state.anchor.params)
         return Diagnosis({"drift": drift, "lambda": weight, "pull": weight / (1 + weight)})
-
-
-def towards_anchor(step: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:
-    """Return the change from `start` to (start + step + weight * anchor) / (1 + weight).
-
-    Names that the anchor lacks are left out, and all of them without any weight.
-    """
-    names = [name for name in step if name in anchor and weight]
-    return {
-        name: (step[name] + weight * (anchor[name] - start[name])) / (1 + weight) for name in names
-    }

@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.algebra.alignment import (
-    Alignment,
-    Normalize,
-    SearchSettings,
-    align,
-    cosines,
-    gram_matrices,
-)
+from perdure.algebra.alignment import Alignment, SearchSettings
 from perdure.algebra.coresets import prototypical_loss
 from perdure.config.section import Fixed, Search
 from perdure.contract.context import Client, Context, Server
@@ -25,12 +17,15 @@ from perdure.contract.method import Diagnosis
 from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Scalar, Step
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads, Each, LocalUpdate, Sum
-from perdure.core.trees import Tensors
 from perdure.methods.parts.alignment import (
     AligningMethod,
     AlignmentRecord,
-    Conflicts,
+    align_tasks,
     client_conflicts,
+    conflicts_field,
+    joined_directions,
+    pair_statistics,
+    task_conflicts,
 )
 from perdure.methods.parts.coreset import (
     CoresetMemory,
@@ -63,19 +58,10 @@ class Stamp(AligningMethod):
     new ones (eq. 6). Uploads have the size of FedAvg's; if `spatial`, the server sees each client's
     update. The coreset never leaves the client.
 
-    Each component can be switched off: `spatial` is (1) of the paper's Table 2, `temporal` is (2),
-    and (3) is `selection: matching, protonet: add` versus `random, none`.
+    Table 2 switches off (1) `spatial`, (2) `temporal` and (3) `selection: matching, protonet: add`.
 
-    Server state, if `diagnostics` is on:
-        clients, tasks: mean cosine, and fraction of pairs in conflict, between the clients' updates
-            and between the tasks of a client.
-    Client state: a `CoresetMemory` (N stored examples of D values, T earlier tasks of the client):
-        examples.rows: uint8 [N, D] (float32 for floats, int32 for tokens). Inputs before
-            normalization.
-        examples.targets, examples.tasks: int64 [N]. Output index, and index into the next three.
-        examples.scale, examples.shift: float32 [T, D]. Normalization of each earlier task.
-        examples.active_outputs: bool [T, outputs], or None if all outputs are active.
-        seen: by output index as a string, int. Number of examples of the class so far.
+    Server state, if `diagnostics` is on: an `AlignmentRecord`.
+    Client state: a `CoresetMemory`, whose examples are `StoredExamples`.
 
     Differs from the paper: its memory belongs to a class, so that a task whose classes come again
     would have none and no gradient (Alg. 1, l. 15). Eq. 3 takes the loss of the mean feature of a
@@ -137,23 +123,19 @@ class Stamp(AligningMethod):
     def diagnose(self, server: Server, context: Context) -> Diagnosis:
         """Name eta too, by which clients scale aligned updates."""
         found = super().diagnose(server, context)
-        hint = f"eta {self.client_step:g} of stamp (try 1), or {found.divergence}"
-        return replace(found, divergence=hint)
+        eta = f"eta {self.client_step:g} of stamp (try 1)"
+        return replace(found, divergence=f"{eta}, or {found.divergence}")
 
     @property
     def client_alignment(self) -> Alignment:
         """How a client aligns its tasks: directions are scaled to the current task's norm."""
         kappa = self.kappa if self.client_kappa is None else self.client_kappa
-        normalize: Normalize = "last" if self.normalize else "none"
-        return Alignment(
-            kappa, normalize, self.scale, self.solver, self.scope, _PUBLISHED_CLIENT_SEARCH
-        )
+        return self.alignment_by(kappa, "last", _PUBLISHED_CLIENT_SEARCH)
 
     @property
     def client_step(self) -> float:
         """The factor of a client's aligned direction."""
-        default = 2.0 if self.scale == "published" else 1.0
-        return default if self.eta is None else self.eta
+        return self.eta or (2.0 if self.scale == "published" else 1.0)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with aligned gradients; then every client updates its coreset alone."""
@@ -161,15 +143,13 @@ class Stamp(AligningMethod):
         train = Train(
             loss=self.head_loss if self.protonet == "encoder" else None,
             penalty=None if self.protonet == "none" else self.prototypical_loss,
-            make_upload=self.align_tasks if aligns_tasks or self.diagnostics else None,
+            make_upload=self.align_gradients if aligns_tasks or self.diagnostics else None,
             combine=self.align_clients if self.spatial else None,
             adjust=self.record if self.diagnostics else None,
             per_client_updates=self.spatial,
         )
         coreset = Exchange("coreset", client_work=self.update_coreset)
         return [train, coreset] if self.temporal else [train]
-
-    # ---- client
 
     def prototypical_loss(self, step: Step) -> Scalar:
         """Return the loss of eq. 7 over all rows of the step.
@@ -185,53 +165,26 @@ class Stamp(AligningMethod):
         return step.cross_entropy(step.classify(step.features().detach()))
 
     @stacked
-    def align_tasks(self, clients: list[Client], local: LocalUpdate) -> ClientResult:
+    def align_gradients(self, clients: list[Client], local: LocalUpdate) -> ClientResult:
         """Send eta GA(d^1 .. d^t) of each client, or d^t if it has no past task."""
         update = {name: value.clone() for name, value in local.update.items()}
         statistics = next(iter(update.values())).new_zeros(len(clients), 3)
         for rows in group_by_past_tasks(clients):
             current = {name: value[rows] for name, value in update.items()}
-            directions = self.task_directions([clients[row] for row in rows], current)
-            for name, value in self._align(directions, current).items():
+            past = past_task_steps([clients[row] for row in rows], current, self.gradients)
+            directions = joined_directions(past, current)
+            aligned = align_tasks(directions, current, self.client_alignment, self.client_step)
+            for name, value in aligned.items():
                 update[name][rows] = value
             if self.diagnostics:
                 statistics[rows] = pair_statistics(directions).to(statistics)
-        fields = {"update": Each(update) if self.spatial else Sum(update)}
-        return ClientResult(fields | self._diagnostic_fields(statistics))
-
-    def task_directions(self, clients: list[Client], current: Tensors) -> Tensors:
-        """Return d^1 .. d^t by parameter name, float [clients, t, values]."""
-        steps = past_task_steps(clients, current, self.gradients)
-        return {
-            name: torch.cat([steps[name].flatten(2), value.flatten(1).unsqueeze(1)], 1)
-            for name, value in current.items()
-        }
-
-    def _align(self, directions: Tensors, current: Tensors) -> Tensors:
-        """Return eta GA(d^1 .. d^t).
-
-        A tensor that is not finite is returned unchanged, so that the server rejects the client.
-        """
-        aligned = align(directions, self.client_alignment)
-        return {
-            name: torch.where(
-                _is_finite(value), self.client_step * aligned[name].view_as(value), value
-            )
-            for name, value in current.items()
-        }
-
-    def _diagnostic_fields(self, statistics: Tensor) -> dict[str, Sum]:
-        if not self.diagnostics:
-            return {}
-        names = ("cosine", "conflicts", "pairs")
-        return {"conflicts": Sum(dict(zip(names, statistics.unbind(1), strict=True)), weight=1.0)}
+        fields: dict[str, Sum | Each] = {"update": Each(update) if self.spatial else Sum(update)}
+        return ClientResult(fields | (conflicts_field(statistics) if self.diagnostics else {}))
 
     def update_coreset(self, client: Client) -> ClientResult:
         """Return the coreset, with examples of the finished task added (eqs. 5 and 6)."""
         selector = CoresetSelector(self.budget, self.selection, self.mixstyle)
         return ClientResult(state=selector.after_task(client))
-
-    # ---- server
 
     def record(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
@@ -239,22 +192,3 @@ class Stamp(AligningMethod):
         """Record the conflicts between clients and between tasks; the change is not altered."""
         clients = client_conflicts(uploads) if self.spatial else None
         return replace(change, state=AlignmentRecord(clients, task_conflicts(uploads)))
-
-
-def pair_statistics(directions: Tensors) -> Tensor:
-    """Return the sum of cosines, the number of conflicts and of pairs of tasks, [clients, 3]."""
-    pair_cosines = torch.from_numpy(cosines(gram_matrices(directions).sum(0)))
-    pairs = torch.full((len(pair_cosines),), float(pair_cosines.shape[1]))
-    return torch.stack([pair_cosines.sum(1), (pair_cosines < 0).sum(1), pairs], 1)
-
-
-def task_conflicts(uploads: CollectedUploads) -> Conflicts:
-    """Return the conflicts between tasks of the same client, over the pairs of all clients."""
-    sums = {name: float(value) for name, value in uploads.total("conflicts").items()}
-    pairs = sums["pairs"]  # 0 in the first task
-    return Conflicts(sums["cosine"] / pairs, sums["conflicts"] / pairs) if pairs else Conflicts()
-
-
-def _is_finite(stack: Tensor) -> Tensor:
-    """Return which rows of a stack are finite, in a shape that broadcasts against it."""
-    return torch.isfinite(stack.flatten(1).sum(1)).view(-1, *[1] * (stack.dim() - 1))

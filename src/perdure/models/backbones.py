@@ -31,6 +31,10 @@ class PromptableBackbone(Protocol):
         """Width of the tokens."""
 
     @property
+    def card(self) -> dict[str, Any] | None:
+        """Card of its pretrained weights, or None if it has none."""
+
+    @property
     def encoder(self) -> Encoder:
         """Its blocks."""
 
@@ -120,12 +124,6 @@ def backbone_weights(
     if config.init == RANDOM_START:
         return None
     return from_card(card) if card else find_weights(config.init, _TYPES[config.kind])
-
-
-def backbone_card(body: object) -> Card | None:
-    """Return the card of a backbone's pretrained weights, or None if it has none."""
-    pretrained = body.backbone_init.pretrained if isinstance(body, Vit | TextEncoder) else None
-    return pretrained.card() if isinstance(pretrained, PretrainedWeights) else None
 
 
 def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = None) -> Vit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.functional import interpolate
 
 from perdure.core.trees import Tensors
-from perdure.models.layers import Layer, linear_layer
+from perdure.models.layers import Body, Layer, linear_layer, set_facts
 from perdure.models.ops import ForwardPass
 from perdure.models.transformer import Encoder
 from perdure.models.weights import RANDOM_INIT, BackboneInit
@@ -24,7 +25,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
-class Vit:
+class Vit(Body):
     """A transformer over the patches of an image and a CLS token, which is the feature.
 
     Images may have any size and one or three channels: `embed` converts them to the size and
@@ -42,10 +43,13 @@ class Vit:
     backbone_init: BackboneInit = RANDOM_INIT
     """Initial weights, and the number of trained blocks."""
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the tokens."""
-        return self.encoder.width
+    def __post_init__(self) -> None:
+        """Take the facts of a body from the encoder and the initial weights."""
+        set_facts(
+            self,
+            feature_size=self.encoder.width,
+            layers=self.backbone_init.trained_layers(self, (self.patches,)),
+        )
 
     @property
     def tokens(self) -> int:
@@ -69,14 +73,14 @@ class Vit:
             **self.encoder.shapes,
         }
 
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        """Every trained weight matrix, in the order of the forward pass."""
-        return self.backbone_init.trained_layers(self, (self.patches,))
-
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial values of the trained parameters, and no buffers."""
         return self.backbone_init.initial_params(self, generator), {}
+
+    @property
+    def card(self) -> dict[str, Any] | None:
+        """Name, kind, config and SHA-256 of its pretrained weights, or None if it has none."""
+        return self.backbone_init.card
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
         """Return the initial values of all parameters, as constants for a frozen backbone."""
@@ -101,7 +105,9 @@ class Vit:
         """Return CLS, [batch, width], of encoded tokens [batch, N, width]."""
         return hidden[:, 0]
 
-    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+    def features(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, tasks: int | None = None
+    ) -> Tensor:
         """Return CLS after the final norm, [batch, width]."""
         full = self.backbone_init.all_params(self, params, str(x.device))
         return self.pool(self.encoder(full, self.embed(full, x, fwd), fwd, first=self.pooled))
@@ -151,7 +157,7 @@ def _resize_matrix(old: int, new: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TextEncoder:
+class TextEncoder(Body):
     """A transformer over token ids, whose feature is the mean over the real tokens.
 
     MiniLM was trained with this feature as a sentence encoder. Its last step, scaling the mean to
@@ -171,10 +177,13 @@ class TextEncoder:
     backbone_init: BackboneInit = RANDOM_INIT
     """Initial weights, and the number of trained blocks."""
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the tokens."""
-        return self.encoder.width
+    def __post_init__(self) -> None:
+        """Take the facts of a body from the encoder and the initial weights."""
+        set_facts(
+            self,
+            feature_size=self.encoder.width,
+            layers=self.backbone_init.trained_layers(self, ()),  # embeddings are looked up
+        )
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -189,17 +198,14 @@ class TextEncoder:
             **self.encoder.shapes,
         }
 
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        """Every trained weight matrix, in the order of the forward pass.
-
-        Embeddings are not included: they are looked up, not multiplied.
-        """
-        return self.backbone_init.trained_layers(self, ())
-
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial values of the trained parameters, and no buffers."""
         return self.backbone_init.initial_params(self, generator), {}
+
+    @property
+    def card(self) -> dict[str, Any] | None:
+        """Name, kind, config and SHA-256 of its pretrained weights, or None if it has none."""
+        return self.backbone_init.card
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
         """Return the initial values of all parameters, as constants for a frozen backbone."""
@@ -227,7 +233,9 @@ class TextEncoder:
         real = (~padding).to(hidden.dtype)
         return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
-    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+    def features(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, tasks: int | None = None
+    ) -> Tensor:
         """Return the mean of the encoded real tokens, [batch, width]."""
         full, padding = self.backbone_init.all_params(self, params, str(x.device)), self.padding(x)
         hidden = self.encoder(full, self.embed(full, x, fwd), fwd, padding=padding)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
+from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.models import ops
 from perdure.models.ops import PLAIN_CONV, ForwardPass
@@ -79,22 +81,71 @@ def conv_layer(name: str, shape: Sequence[int], geometry: ConvGeometry, bias: bo
     return Layer(name, "conv", inputs, outputs, (height, width), geometry, bias)
 
 
-class Body(Protocol):
-    """A model without its head."""
+class Body:
+    """A model without its head. What is not known of every body has a default here."""
+
+    feature_size: int
+    """Values per row that the head gets."""
+    layers: tuple[Layer, ...]
+    """Every trained weight matrix, in the order of the forward pass."""
+    constants: Mapping[str, Tensor] = MappingProxyType({})
+    """Tensors that are not parameters: the weights of a frozen backbone or of frozen modules."""
+    initial_head: Mapping[str, Tensor] = MappingProxyType({})
+    """Weight and bias of a head of its own, as head.weight and head.bias; empty if it has none."""
+    unprotected: tuple[str, ...] = ()
+    """Trained weights whose inputs cannot be recorded, so that they are not in `layers`."""
+    has_running_statistics: bool = True
+    """Whether no batch norm uses the statistics of a batch in predictions, too."""
 
     @property
-    def feature_size(self) -> int:
-        """Values per row that the head gets."""
+    def card(self) -> dict[str, Any] | None:
+        """What identifies the pretrained weights that it is built on, or None."""
+        return None
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
-        """Every weight matrix, in the order of the forward pass."""
+    def vector_reason(self) -> str | None:
+        """Why clients cannot be stacked, or None if they can."""
+        return None
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial parameters and buffers."""
+        raise NotImplementedError
 
-    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """Return the head's input, float [batch, feature_size]."""
+    def features(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, tasks: int | None = None
+    ) -> Tensor:
+        """Return the head's input, float [batch, feature_size].
+
+        Args:
+            params: All parameters.
+            x: Examples [batch, ...].
+            fwd: Circumstances of the forward pass.
+            tasks: Number of tasks so far, which a body with parts for each task needs.
+
+        """
+        raise NotImplementedError
+
+    def grow(self, params: Tensors, task: int, rng: Rng) -> Tensors:
+        """Return the parameters with what a task adds to them."""
+        return params
+
+    def to(self, device: torch.device) -> Self:
+        """Return the body with its constants on a device."""
+        return self
+
+    def with_constants(self, constants: Tensors) -> Self:
+        """Return a copy with other values of its constants."""
+        return self
+
+    def with_cached_features(self, features: Tensor) -> Self:
+        """Return a copy that uses cached features of the next batch, [batch, width]."""
+        return self
+
+
+def set_facts(body: Body, **facts: Any) -> None:
+    """Set the facts of a body that is a frozen dataclass, when it is made."""
+    for name, value in facts.items():
+        object.__setattr__(body, name, value)
 
 
 def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:

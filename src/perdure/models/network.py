@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Literal
 
@@ -15,12 +16,10 @@ from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.models import ops
 from perdure.models.adapter.build import ModuleSetup
-from perdure.models.adapter.module_body import ModuleBody
-from perdure.models.backbones import Card, backbone_card
+from perdure.models.backbones import Card
 from perdure.models.factory import make_body
 from perdure.models.layers import Body, Layer, linear_layer
 from perdure.models.ops import ForwardPass
-from perdure.models.prompts import Prompted
 
 # ------------------------------------------------------------------------------------------------
 # The assignment of a network's outputs to classes and tasks.
@@ -58,7 +57,9 @@ class Outputs:
 
     def count(self, task: int) -> int:
         """Return the number of outputs while `task` is the newest."""
-        return self.known(task) if self.kind == "shared" else self.first_output(task + 1)
+        if self.kind == "shared":
+            return self.known(task)
+        return sum(len(labels) for labels in self.task_classes[: task + 1])
 
     def added(self, task: int) -> int:
         """Return the number of outputs that a task adds to those before it."""
@@ -99,9 +100,8 @@ class Outputs:
         """Return the output of each label, int64 [classes]; -1 for labels of other tasks."""
         labels = torch.tensor(self.task_classes[task], dtype=torch.int64)
         result = torch.full((self.classes,), -1, dtype=torch.int64)
-        first = self.first_output(task)
-        growing = torch.arange(first, first + len(labels))
-        result[labels] = labels if self.kind == "shared" else growing
+        first = 0 if self.kind == "shared" else self.first_output(task)
+        result[labels] = labels if self.kind == "shared" else first + torch.arange(len(labels))
         return result
 
     def task_mask(self, task: int, newest: int, classes: Sequence[int] | None = None) -> Tensor:
@@ -136,90 +136,21 @@ class Network:
     """Outputs of the head, and their classes."""
     bias: bool = True
     """Whether the head has a bias."""
+    feature_size: int = field(init=False, repr=False)
+    """Values per row that the head gets."""
+    layers: tuple[Layer, ...] = field(init=False, repr=False)
+    """Every weight matrix of the body, in the order of the forward pass."""
 
-    @property
-    def feature_size(self) -> int:
-        """Values per row that the head gets."""
-        return self.body.feature_size
+    def __post_init__(self) -> None:
+        """Take the facts of the body that methods read."""
+        object.__setattr__(self, "feature_size", self.body.feature_size)
+        object.__setattr__(self, "layers", self.body.layers)
 
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """Every weight matrix of the body, in the order of the forward pass."""
-        return self.body.layers
-
-    @property
-    def constants(self) -> Tensors:
-        """Tensors that are not parameters: the weights of a frozen backbone or frozen modules."""
-        return self.body.constants if isinstance(self.body, Prompted | ModuleBody) else {}
-
-    @property
-    def backbone(self) -> Card | None:
-        """Card of the pretrained weights that it is built on, or None."""
-        body = self.body.frozen.backbone if isinstance(self.body, Prompted) else self.body
-        return backbone_card(body)
-
-    def with_cached_features(self, features: Tensor | None) -> Network:
-        """Return a copy that uses cached features of the next batch, [batch, width]."""
-        if features is None or not isinstance(self.body, Prompted):
-            return self
-        return replace(self, body=self.body.with_cached_features(features))
-
-    def with_constants(self, constants: Tensors) -> Network:
-        """Return a copy with other values of its constants."""
-        if not isinstance(self.body, Prompted | ModuleBody):
-            return self
-        return replace(self, body=self.body.with_constants(constants))
-
-    def to(self, device: torch.device) -> Network:
-        """Return a copy with its constants on a device."""
-        if not isinstance(self.body, Prompted | ModuleBody):
-            return self
-        return replace(self, body=self.body.to(device))
-
-    def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """Return the initial parameters and buffers, with the head of the first task."""
-        params, buffers = self.body.init(generator)
-        return params | self._initial_head(generator), buffers
-
-    def _initial_head(self, generator: torch.Generator) -> Tensors:
-        """Return the head of the first task; that of a custom module if it has the same shape."""
-        drawn = self._head(0).init(generator)
-        own = self.body.initial_head if isinstance(self.body, ModuleBody) else {}
-        if {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in drawn.items()}:
-            return drawn
-        return {name: value.clone() for name, value in own.items()}
-
-    @property
-    def unprotected(self) -> tuple[str, ...]:
-        """Weights of the body whose inputs cannot be recorded, so that they are not in `layers`."""
-        return self.body.unprotected if isinstance(self.body, ModuleBody) else ()
-
-    @property
-    def has_running_statistics(self) -> bool:
-        """Whether no batch norm of a module uses the statistics of a batch in predictions, too."""
-        return not isinstance(self.body, ModuleBody) or self.body.has_running_statistics
-
-    @property
-    def vector_reason(self) -> str | None:
-        """Why clients with this network cannot be stacked, or None if nothing is known."""
-        return self.body.vector_reason if isinstance(self.body, ModuleBody) else None
-
-    def grow(self, params: Tensors, task: int, rng: Rng) -> Tensors:
-        """Return the parameters with the outputs and prompts of a task."""
-        if isinstance(self.body, Prompted):
-            params = self.body.grow(params, task, rng.torch_generator("prompt", task))
-        if not self.outputs.added(task):
-            return params
-        head = self._head(task)
-        return (
-            params if head.name in params else params | head.init(rng.torch_generator("head", task))
-        )
-
-    @property
+    @cached_property
     def head_layers(self) -> tuple[Layer, ...]:
         """The blocks of the head; a shared head has one, and one for each addition of classes."""
-        tasks = range(len(self.outputs.task_classes))
-        return tuple(self._head(task) for task in tasks if self.outputs.added(task))
+        blocks = (self._head(task) for task in range(len(self.outputs.task_classes)))
+        return tuple(block for block in blocks if block.outputs)
 
     def _head(self, task: int) -> Layer:
         """Return the block of outputs that a task adds."""
@@ -227,39 +158,65 @@ class Network:
         name = "head" if first_of_shared else f"head.{task}"
         return linear_layer(name, self.feature_size, self.outputs.added(task), self.bias)
 
+    def with_body(self, body: Body) -> Network:
+        """Return the network with another body or a changed one."""
+        return self if body is self.body else replace(self, body=body)
+
+    def to(self, device: torch.device) -> Network:
+        """Return a copy with its constants on a device."""
+        return self.with_body(self.body.to(device))
+
+    def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
+        """Return the initial parameters and buffers, with the head of the first task.
+
+        A module's own head is the first one if it has the same shape.
+        """
+        params, buffers = self.body.init(generator)
+        head, own = self._head(0).init(generator), self.body.initial_head
+        if {n: v.shape for n, v in own.items()} == {n: v.shape for n, v in head.items()}:
+            head = {name: value.clone() for name, value in own.items()}
+        return params | head, buffers
+
+    def grow(self, params: Tensors, task: int, rng: Rng) -> Tensors:
+        """Return the parameters with the outputs and prompts of a task."""
+        params = self.body.grow(params, task, rng)
+        head = self._head(task)
+        if not head.outputs or head.name in params:
+            return params
+        return params | head.init(rng.torch_generator("head", task))
+
     def head_names(self, params: Iterable[str], task: int | None = None) -> tuple[str, ...]:
         """Return the names of the head's parameters: of all tasks, or of one in a growing head."""
         of_task = task is not None and self.outputs.kind == "growing"
         prefix = f"head.{task}." if of_task else "head."
         return tuple(name for name in params if name.startswith(prefix))
 
+    def with_cached_features(self, features: Tensor | None) -> Network:
+        """Return a copy that uses cached features of the next batch, [batch, width]."""
+        if features is None:
+            return self
+        return self.with_body(self.body.with_cached_features(features))
+
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the head's input for a batch: float [batch, feature_size]."""
-        if isinstance(self.body, Prompted):
-            return self.body.features(params, x, fwd, len(self.outputs.task_classes))
-        return self.body.features(params, x, fwd)
+        return self.body.features(params, x, fwd, len(self.outputs.task_classes))
 
     def classify(self, params: Tensors, features: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the logits of all outputs, in the order of their tasks: float [batch, outputs]."""
-        blocks = self._blocks(params)
-        weight = _joined([params[f"{name}.weight"] for name in blocks])
-        bias = _joined([params[f"{name}.bias"] for name in blocks]) if self.bias else None
-        if fwd.layer_inputs is not None:
-            fwd.layer_inputs.update({f"{name}.weight": features for name in blocks[1:]})
-        return ops.linear(features, weight, bias, fwd, f"{blocks[0]}.weight")
-
-    def _blocks(self, params: Tensors) -> list[str]:
-        tasks = range(len(self.outputs.task_classes))
-        names = ["head", *(f"head.{task}" for task in tasks)]
-        return [name for name in names if f"{name}.weight" in params]
+        names = ["head", *(f"head.{task}" for task in range(len(self.outputs.task_classes)))]
+        first, *others = [name for name in names if f"{name}.weight" in params]
+        weight, bias = params[f"{first}.weight"], params[f"{first}.bias"] if self.bias else None
+        if others:
+            weight = torch.cat([weight, *(params[f"{name}.weight"] for name in others)])
+            if bias is not None:
+                bias = torch.cat([bias, *(params[f"{name}.bias"] for name in others)])
+            if fwd.layer_inputs is not None:
+                fwd.layer_inputs.update({f"{name}.weight": features for name in others})
+        return ops.linear(features, weight, bias, fwd, f"{first}.weight")
 
     def logits(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the logits for a batch: float [batch, outputs]."""
         return self.classify(params, self.features(params, x, fwd), fwd)
-
-
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def make_network(

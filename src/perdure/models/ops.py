@@ -85,21 +85,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, fwd: ForwardPass, nam
         The output, float [batch, ..., outputs].
 
     """
-    _record_input(x, fwd, name)
+    if fwd.layer_inputs is not None:
+        fwd.layer_inputs[name] = x
     projection = fwd.input_projections.get(name)
     if projection is None and not fwd.stacked:
         return F.linear(x, weight, bias)
-    if x.dim() == 2:
-        return _stackable(x, weight, bias, projection)
-    rows = _stackable(x.reshape(-1, x.shape[-1]), weight, bias, projection)
-    return rows.reshape(*x.shape[:-1], weight.shape[0])
-
-
-def _stackable(
-    x: Tensor, weight: Tensor, bias: Tensor | None, projection: Tensors | None
-) -> Tensor:
-    gradient_input = None if projection is None else project_out(x.detach(), projection)
-    return stackable_linear(x, weight, bias, gradient_input)
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    gradient_input = None if projection is None else project_out(rows.detach(), projection)
+    out = stackable_linear(rows, weight, bias, gradient_input)
+    return out if x.dim() == 2 else out.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def conv2d(
@@ -121,7 +115,8 @@ def conv2d(
         geometry: Stride, padding, dilation and groups.
 
     """
-    _record_input(x, fwd, name)
+    if fwd.layer_inputs is not None:
+        fwd.layer_inputs[name] = x
     stride, padding, *_ = geometry.args
     if stride != (1, 1) and padding == (0, 0) and weight.shape[-2:] == (1, 1):
         # Equivalent, since a 1x1 kernel skips the pixels between steps. With a stride in the
@@ -130,11 +125,6 @@ def conv2d(
     if fwd.stacked:
         return stackable_conv(x, weight, bias, geometry)
     return F.conv2d(x if fwd.under_vmap else channels_last(x), weight, bias, *geometry.args)
-
-
-def _record_input(x: Tensor, fwd: ForwardPass, name: str) -> None:
-    if fwd.layer_inputs is not None:
-        fwd.layer_inputs[name] = x
 
 
 def dropout(x: Tensor, p: float, fwd: ForwardPass) -> Tensor:

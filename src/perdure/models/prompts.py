@@ -16,15 +16,16 @@ for which it has no expert.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
+from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.models.backbones import FrozenBackbone
-from perdure.models.layers import Layer
+from perdure.models.layers import Body, set_facts
 from perdure.models.ops import ForwardPass
 
 KEYS, POOL, GENERAL = "prompt.keys", "prompt.pool", "prompt.general"
@@ -169,7 +170,7 @@ class InputPrompts:
 
 
 @dataclass(frozen=True)
-class Prompted:
+class Prompted(Body):
     """A frozen backbone with a pool of prompts, as a body: its parameters are prompts and keys."""
 
     frozen: FrozenBackbone
@@ -181,28 +182,23 @@ class Prompted:
     cached_queries: Tensor | None = field(default=None, repr=False, compare=False)
     """Queries of the rows of the next pass. If None, they are computed."""
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the tokens."""
-        return self.frozen.backbone.feature_size
+    def __post_init__(self) -> None:
+        """Take the facts of a body from the backbone, none of whose layers is trained."""
+        backbone, weights = self.frozen.backbone, self.frozen.weights
+        set_facts(self, feature_size=backbone.feature_size, layers=(), constants=weights)
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
-        """Empty: no weight matrix of the backbone is trained."""
-        return ()
-
-    @property
-    def constants(self) -> Tensors:
-        """Tensors that are not parameters."""
-        return self.frozen.weights
+    def card(self) -> dict[str, Any] | None:
+        """Name, kind, config and SHA-256 of the backbone's weights, or None if it has none."""
+        return self.frozen.backbone.card
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial prompts and keys, and no buffers."""
         return self.prompts.init(self.feature_size, generator), {}
 
-    def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
+    def grow(self, params: Tensors, task: int, rng: Rng) -> Tensors:
         """Return the parameters with a prompt for a task; unchanged if it has one."""
-        return self.prompts.grow(params, task, generator)
+        return self.prompts.grow(params, task, rng.torch_generator("prompt", task))
 
     def to(self, device: torch.device) -> Prompted:
         """Return a copy with its constants on a device."""
@@ -245,12 +241,7 @@ class Prompted:
     ) -> Tensor:
         """Return the head's input with the prompts that the keys choose.
 
-        Args:
-            params: All parameters.
-            x: Examples [batch, ...].
-            fwd: Circumstances of the forward pass.
-            tasks: Number of tasks so far, whose prompts may be chosen. If None, all prompts may.
-
+        Those of later tasks than `tasks` may not be chosen; if it is None, all may.
         """
         tasks = len(params[KEYS]) if tasks is None else tasks
         choice = self.prompts.choose(self.seen_similarity(params, x, tasks, fwd))

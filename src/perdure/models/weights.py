@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +35,9 @@ class Pretrained(Protocol):
     def weights(self, shapes: Shapes, device: str) -> Tensors:
         """Return the values of all parameters, which are read once per process."""
 
+    def card(self) -> dict[str, Any]:
+        """Return what identifies them: their name, kind, config and SHA-256."""
+
 
 class BackboneShapes(Protocol):
     """The properties of a backbone that determine its initial weights."""
@@ -57,6 +60,11 @@ class BackboneInit:
     trained_blocks: int | None = None
     """Number of trained blocks: the last ones, with the final norm. If None, the whole backbone is
     trained."""
+
+    @property
+    def card(self) -> dict[str, Any] | None:
+        """Card of the pretrained weights, or None if there are none."""
+        return None if self.pretrained is None else self.pretrained.card()
 
     def initial_params(self, body: BackboneShapes, generator: torch.Generator) -> Tensors:
         """Return the initial values of the trained parameters."""

@@ -74,8 +74,8 @@ def check_numbers_possible(needs: Needs, config: Config) -> None:
 
 def warn_of_unprotected(needs: Needs, network: Network) -> None:
     """Name the weights that a projection method fixes, since it cannot protect their inputs."""
-    if needs.layers == "protected" and network.unprotected:
-        names = ", ".join(network.unprotected)
+    if needs.layers == "protected" and network.body.unprotected:
+        names = ", ".join(network.body.unprotected)
         log.warning("not protected, so fixed after the first task: %s", names)
 
 

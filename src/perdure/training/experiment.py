@@ -101,7 +101,7 @@ def cache_frozen_features(stream: Stream, network: Network, folder: Path | None 
     body = network.body
     if not (isinstance(body, Prompted) and body.caches_queries):
         return stream
-    backbone = network.backbone
+    backbone = body.card
     cache = CacheFolder(folder, backbone["sha256"]) if folder is not None and backbone else None
     return with_feature_cache(
         stream, lambda x: body.query(x, ForwardPass()), body.feature_size, cache

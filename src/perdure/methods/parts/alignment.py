@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from perdure.algebra.alignment import (
     Alignment,
@@ -16,14 +18,16 @@ from perdure.algebra.alignment import (
     Scope,
     SearchSettings,
     Solver,
+    align,
     align_models,
     cosines,
+    gram_matrices,
     model_gram_matrices,
 )
 from perdure.config.section import Search
 from perdure.contract.context import Context, Server
 from perdure.contract.method import Diagnosis, Method
-from perdure.contract.uploads import CollectedUploads
+from perdure.contract.uploads import CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
 
 
@@ -78,10 +82,12 @@ class AligningMethod(Method):
     @property
     def alignment(self) -> Alignment:
         """How the server aligns the clients' updates."""
-        normalize: Normalize = "mean" if self.normalize else "none"
-        return Alignment(
-            self.kappa, normalize, self.scale, self.solver, self.scope, self.server_search
-        )
+        return self.alignment_by(self.kappa, "mean", self.server_search)
+
+    def alignment_by(self, kappa: float, normalize: Normalize, search: SearchSettings) -> Alignment:
+        """Return an alignment with the method's scale, solver and scope."""
+        normalize = normalize if self.normalize else "none"
+        return Alignment(kappa, normalize, self.scale, self.solver, self.scope, search)
 
     def align_clients(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
         """Return GA of the clients' updates (eq. 4)."""
@@ -110,3 +116,61 @@ def pair_conflicts(pair_cosines: Array) -> Conflicts:
     if pair_cosines.size == 0:
         return Conflicts()
     return Conflicts(float(pair_cosines.mean()), float(np.mean(pair_cosines < 0)))
+
+
+# ------------------------------------------------------------------------------------------------
+# Alignment of the tasks of a client (STAMP), for many clients at once.
+# ------------------------------------------------------------------------------------------------
+
+
+def joined_directions(past: Tensors, current: Tensors) -> Tensors:
+    """Return d^1 .. d^t by parameter name, float [clients, t, values].
+
+    Args:
+        past: d^1 .. d^{t-1} by parameter name, [clients, tasks, ...].
+        current: d^t by parameter name, [clients, ...].
+
+    """
+    return {
+        name: torch.cat([past[name].flatten(2), value.flatten(1).unsqueeze(1)], 1)
+        for name, value in current.items()
+    }
+
+
+def align_tasks(
+    directions: Tensors, current: Tensors, alignment: Alignment, step: float
+) -> Tensors:
+    """Return step * GA(d^1 .. d^t) of each client.
+
+    A tensor d^t that is not finite is returned unchanged, so that the server rejects the client.
+    """
+    aligned = align(directions, alignment)
+    return {
+        name: torch.where(_is_finite(value), step * aligned[name].view_as(value), value)
+        for name, value in current.items()
+    }
+
+
+def _is_finite(stack: Tensor) -> Tensor:
+    """Return which rows of a stack are finite, in a shape that broadcasts against it."""
+    return torch.isfinite(stack.flatten(1).sum(1)).view(-1, *[1] * (stack.dim() - 1))
+
+
+def pair_statistics(directions: Tensors) -> Tensor:
+    """Return the sum of cosines, the number of conflicts and of pairs of tasks, [clients, 3]."""
+    pair_cosines = torch.from_numpy(cosines(gram_matrices(directions).sum(0)))
+    pairs = torch.full((len(pair_cosines),), float(pair_cosines.shape[1]))
+    return torch.stack([pair_cosines.sum(1), (pair_cosines < 0).sum(1), pairs], 1)
+
+
+def task_conflicts(uploads: CollectedUploads) -> Conflicts:
+    """Return the conflicts between tasks of the same client, over the pairs of all clients."""
+    sums = {name: float(value) for name, value in uploads.total("conflicts").items()}
+    pairs = sums["pairs"]  # 0 in the first task
+    return Conflicts(sums["cosine"] / pairs, sums["conflicts"] / pairs) if pairs else Conflicts()
+
+
+def conflicts_field(statistics: Tensor) -> dict[str, Sum]:
+    """Return the field in which clients send their `pair_statistics`, [clients, 3]."""
+    names = ("cosine", "conflicts", "pairs")
+    return {"conflicts": Sum(dict(zip(names, statistics.unbind(1), strict=True)), weight=1.0)}

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from perdure.algebra.class_statistics import Gaussians, draw_around
-from perdure.config.section import Fixed, PositiveInt
+from perdure.config.section import Fixed, NonNegativeInt, PositiveInt, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared
 from perdure.contract.method import Method
@@ -47,6 +47,10 @@ PROMPTS_NEED = Needs(
     stable_features=True,
 )
 """The needs of all methods that train prompts: those of the papers."""
+
+
+Keys = Literal["learned", "mean"]
+"""learned: trained by the matching loss. mean: in closed form, and not trained."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,49 @@ class Prompting(Method):
         if not prompted_body(network).prompts.by_task:
             return None
         return trained_similarity(server, x, network)
+
+
+@dataclass(frozen=True)
+class EitherPrompting(Prompting):
+    """Base class of methods that train the prompts of DualPrompt or those of L2P."""
+
+    prompt: Literal["dualp", "l2p"] = "dualp"
+    """dualp: prefixes, one expert per task. l2p: tokens at the input."""
+    general_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (0, 1)
+    """Blocks with the general prompt g (dualp)."""
+    expert_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (2, 3, 4)
+    """Blocks with the expert prompt e (dualp)."""
+    prefix: Literal["after", "before"] = "after"
+    """Where prefixes join: after a block's projections, as keys and values, or before them, so that
+    they are multiplied by W^K and W^V (dualp), as eqs. 3 and 4 print."""
+    top: Annotated[PositiveInt, Fixed()] = 5
+    """Prompts per example (l2p)."""
+    lambda_: Annotated[float | None, Field(alias="lambda", ge=0), Search(0.01, 2, log=True)] = None
+    """Weight of the matching loss. Default: 1.0 for dualp, 0.1 for l2p."""
+    keys: Keys = "learned"
+    """Keys of the experts (dualp): trained by the matching loss (learned), or the mean direction of
+    the task's queries (mean, not in the paper), for which clients send a sum before training."""
+
+    @property
+    def prompts(self) -> Pool:
+        """The prompts of L2P or of DualPrompt."""
+        if self.prompt == "l2p":
+            return InputPrompts(self.pool, self.length, self.top)
+        layers = self.general_layers, self.expert_layers
+        return DualPrompts(self.pool, self.length, *layers, projected=self.prefix == "before")
+
+    @property
+    def matching(self) -> float:
+        """Lambda, by default that of the prompts' own paper."""
+        default = 0.1 if self.prompt == "l2p" else 1.0
+        return default if self.lambda_ is None else self.lambda_
+
+    def check_config(self, config: Any) -> str | None:
+        """Refuse mean keys of L2P too, whose prompts belong to no task."""
+        if self.keys == "mean" and self.prompt == "l2p":
+            reason = "with prompt l2p, whose prompts belong to no task"
+            return f"method.keys: must be 'learned' {reason}, got 'mean'"
+        return super().check_config(config)
 
 
 def check_prompts(prompts: Any, backbone: Any) -> None:
@@ -227,70 +274,6 @@ def prompted_body(network: Network) -> Prompted:
 
 
 # ------------------------------------------------------------------------------------------------
-# Prototypes of classes as further inputs of the head, next to the features of a batch.
-# ------------------------------------------------------------------------------------------------
-
-
-def augment_prototypes(client: Client, shared: Tensors, copies: int, both_sides: bool) -> Tensors:
-    """Return the prototypes of each epoch with their augmentations (PIP, eq. 11), and labels.
-
-    Returns:
-        `points` float [epochs, (1 + copies) * classes, D] and `labels` int64, of all classes that
-        have a prototype.
-
-    """
-    device = client.data.index.device
-    shared = {name: value.to(device) for name, value in shared.items()}
-    prototypes = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
-    present, generator = prototypes.there > 0, client.secret("augment")
-    epochs = [
-        draw_around(prototypes, copies, both_sides, generator)[:, present]
-        for _ in range(client.epochs)
-    ]
-    labels = task_outputs(client)[present].repeat(1 + copies)
-    return {"points": torch.stack(epochs).flatten(1, 2), "labels": labels}
-
-
-def inject_prototypes(features: Tensor, step: Step) -> tuple[Tensor, Step]:
-    """Return head inputs and step, with the epoch's prototypes added as further rows.
-
-    Args:
-        features: float [rows, feature size]. Head inputs of the batch.
-        step: The local step, with the tensors of `augment_prototypes`.
-
-    """
-    batch, points, labels = step.batch, step.tensors["points"], step.tensors["labels"]
-    epoch = torch.zeros_like(labels[:1]) if batch.epoch is None else batch.epoch.reshape(1)
-    points = points.index_select(0, epoch).squeeze(0)
-    mask = batch.mask
-    if mask is not None:
-        mask = torch.cat([mask, torch.ones_like(labels, dtype=mask.dtype)])
-    joined = replace(batch, y=torch.cat([batch.y, labels]), mask=mask)
-    return torch.cat([features, points]), replace(step, batch=joined)
-
-
-def class_moments(client: Client, params: Tensors) -> Gaussians:
-    """Return the mean and biased variance of each class's head inputs (PIP, eqs. 7 and 8)."""
-    network, slot = client.context.network, task_slot(client).get("slot")
-    outputs, rows, labels = task_outputs(client), [], []
-    if not len(client.data):
-        return Gaussians.empty(len(outputs), network.feature_size, outputs.device)
-    with torch.no_grad():
-        for batch in client.data.batches():
-            known = network.with_cached_features(batch.cached_features)
-            rows.append(prompted_features(known, params, batch.x, slot, ForwardPass())[0])
-            labels.append(torch.searchsorted(outputs, batch.y))
-    return Gaussians.of(torch.cat(rows), torch.cat(labels), len(outputs))
-
-
-def task_outputs(client: Client) -> Tensor:
-    """Return the outputs of the task's classes, int64 [classes]."""
-    outputs, task = client.context.network.outputs, client.context.task
-    classes = torch.tensor(outputs.task_classes[task])
-    return outputs.targets(task)[classes].to(client.data.index.device)
-
-
-# ------------------------------------------------------------------------------------------------
 # Keys in closed form, for prompts of which each belongs to a task.
 #
 # The key of a task is the one with the largest mean cosine with the task's queries q_i,
@@ -299,9 +282,6 @@ def task_outputs(client: Client) -> Tensor:
 # in small steps. Queries are features of the backbone without prompts and never change, so one
 # exchange before training is enough, in which each client sends its part of the sum s.
 # ------------------------------------------------------------------------------------------------
-
-Keys = Literal["learned", "mean"]
-"""learned: trained by the matching loss. mean: in closed form, and not trained."""
 
 
 def opening_of_keys(keys: Keys) -> list[Exchange]:

@@ -114,7 +114,7 @@ def trainable_names(
     trained = {layer.name for layer in (*protected, *unprotected)}
     trained |= {layer.bias_name for layer in unprotected}
     growing = network.outputs.kind == "growing"
-    in_layers |= set(network.unprotected)
+    in_layers |= set(network.body.unprotected)
     return tuple(
         name
         for name in context.trainable

@@ -9,7 +9,6 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,7 @@ class BuiltinBody(ModuleBody):
     def _examine(self, params: Tensors, head_layer: str | None) -> Examination:
         return outline(self._runnable, _zeros(params), _zeros(self._buffers), self._rows)
 
-    @cached_property
+    @property
     def vector_reason(self) -> str | None:
         """Nothing: clients can be stacked."""
         return None

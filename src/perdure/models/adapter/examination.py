@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -176,6 +175,8 @@ def examine(
         BadModule: The module cannot be trained.
 
     """
+    module.install(quiet=True)
+    module.place(set(module.names.values()))
     try:
         return _examine(module, params, buffers, rows, head_layer, torch.float64)
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
@@ -193,12 +194,12 @@ def outline(module: RunnableModule, params: Tensors, buffers: Tensors, rows: Ten
     All that needs a replacement must be called as a module, not as a function.
     """
     inputs = RecordedInputs()
+    module.install(quiet=False)
+    module.place(set(module.names.values()) - module.owned)
     with torch.no_grad():
         output = module(params, rows, ForwardPass(buffers=buffers, layer_inputs=inputs))
     seen = Observation(output, inputs)
-    found = _result(module, seen, seen, None, params)
-    _prepare(module, found, seen.read)
-    return found
+    return _result(module, seen, seen, None, params)
 
 
 def _wrong_shape(error: Exception, rows: Tensor) -> BadModule:
@@ -251,7 +252,8 @@ def _result(
         if name in evaluated.inputs and name not in partly
     ]
     body = [name for name in recorded if head is None or name != head.weight]
-    known = {*recorded, *_norms(module)} | ({head.weight} if head else set())
+    norms = {n for swap in module.swaps.values() if swap.layer is None for n in swap.names}
+    known = {*recorded, *norms} | ({head.weight} if head else set())
     functions = seen.functions + evaluated.functions
     return Examination(
         head=head,
@@ -261,11 +263,6 @@ def _result(
         single_mode=any(needed for _, needed in functions),
         stacked_mode=bool(functions),
     )
-
-
-def _norms(module: RunnableModule) -> Iterable[str]:
-    swaps = module.swaps.values()
-    return (name for swap in swaps if swap.layer is None for name in swap.names)
 
 
 def _prepare(module: RunnableModule, found: Examination, read: set[str]) -> None:

@@ -24,7 +24,7 @@ from perdure.models.adapter.probe import (
     statistics_of,
     unwrapped,
 )
-from perdure.models.layers import Layer
+from perdure.models.layers import Body
 from perdure.models.ops import ForwardPass
 
 # ------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ PART_VALUES = 1 << 20
 """Input values of the rows that are predicted together: more leave the caches of a processor."""
 
 
-class ModuleBody:
+class ModuleBody(Body):
     """A private copy of a module, run as a pure function of its parameters.
 
     A few calls in the constructor find its layers and its head, and refuse modules that cannot be
@@ -110,37 +110,23 @@ class ModuleBody:
         self.has_running_statistics = all(
             norm.track_running_stats for _, norm in _batch_norms(module)
         )
-        """Whether no batch norm uses the statistics of a batch in predictions, too."""
         seen = self.examination = self._examine(values, head_layer)
         own = {} if seen.head is None else {seen.head.weight, seen.head.bias}
         self.initial_head = head_values(module, seen.head)
-        """Values of the module's head, as head.weight and head.bias; empty if it has none."""
         self.constants = {n: v for n, v in values.items() if n in constant and n not in own}
         self._params = {n: v for n, v in values.items() if n not in constant and n not in own}
+        self.feature_size = seen.feature_size
+        self.layers = tuple(layer for layer in seen.layers if layer.name in self._params)
+        self.unprotected = tuple(name for name in seen.unrecorded if name in self._params)
         self._runnable.drop_values()
 
     def _examine(self, params: Tensors, head_layer: str | None) -> Examination:
         return examine(self._runnable, params, self._buffers, self._rows, head_layer)
 
     @property
-    def feature_size(self) -> int:
-        """Values per row that the head gets."""
-        return self.examination.feature_size
-
-    @property
     def head_bias(self) -> bool:
         """Whether the head has a bias."""
         return self.examination.head is None or self.examination.head.bias is not None
-
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        """Its trained Linear and convolution weights in the order of the forward pass."""
-        return tuple(layer for layer in self.examination.layers if layer.name in self._params)
-
-    @cached_property
-    def unprotected(self) -> tuple[str, ...]:
-        """Trained weights that are not in `layers`, since their inputs cannot be recorded."""
-        return tuple(name for name in self.examination.unrecorded if name in self._params)
 
     @cached_property
     def vector_reason(self) -> str | None:
@@ -155,38 +141,35 @@ class ModuleBody:
         params = {name: value.clone() for name, value in self._params.items()}
         return params, {name: value.clone() for name, value in self._buffers.items()}
 
-    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+    def features(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, tasks: int | None = None
+    ) -> Tensor:
         """Return the head's input, float [batch, feature_size]."""
         if self.constants:
             params = {**self.constants, **params}
-        if fwd.layer_inputs is not None:
-            return self._recorded(params, x, fwd, fwd.layer_inputs)
+        mapped = fwd.stacked or fwd.under_vmap
+        needs_mode = self.examination.stacked_mode if mapped else self.examination.single_mode
+        mode = FunctionMode() if needs_mode else None
         rows = max(1, PART_VALUES // max(1, math.prod(x.shape[1:])))
-        exporting = torch.compiler.is_compiling()  # a program is of any number of rows
-        if not exporting and len(x) > rows and self._rows_are_independent(fwd):
-            return torch.cat([self._call(params, part, fwd) for part in torch.split(x, rows)])
-        return self._call(params, x, fwd)
-
-    def _rows_are_independent(self, fwd: ForwardPass) -> bool:
-        """Return whether there is no dropout, and no norm uses the statistics of a batch."""
-        trains, mapped = fwd.train or fwd.batch_statistics, fwd.stacked or fwd.under_vmap
-        return self.has_running_statistics and not (trains or mapped)
-
-    def _call(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        seen = self.examination
-        needs_mode = seen.stacked_mode if fwd.stacked or fwd.under_vmap else seen.single_mode
-        out = self._runnable(params, x, fwd, FunctionMode() if needs_mode else None)
-        out = unwrapped(out)
-        features: Tensor = out if out.dim() == 2 else out.flatten(1)
-        return features
-
-    def _recorded(self, params: Tensors, x: Tensor, fwd: ForwardPass, inputs: Tensors) -> Tensor:
-        recorded = RecordedInputs()
-        inner = replace(fwd, layer_inputs=recorded)
-        features = self._call(params, x, inner)
-        fwd.dropout_calls = inner.dropout_calls
-        inputs.update({layer.name: recorded[layer.name] for layer in self.layers})
-        return features
+        # without dropout and statistics of the batch, rows do not depend on each other
+        independent = self.has_running_statistics and not (
+            mapped or fwd.train or fwd.batch_statistics
+        )
+        out: Any
+        if fwd.layer_inputs is not None:
+            recorded = RecordedInputs()
+            inner = replace(fwd, layer_inputs=recorded)
+            out = self._runnable(params, x, inner, mode)
+            fwd.dropout_calls = inner.dropout_calls
+            fwd.layer_inputs.update({layer.name: recorded[layer.name] for layer in self.layers})
+        elif independent and not torch.compiler.is_compiling() and len(x) > rows:
+            # not in an exported program, which is of any number of rows
+            parts = torch.split(x, rows)
+            out = torch.cat([unwrapped(self._runnable(params, x, fwd, mode)) for x in parts])
+        else:
+            out = self._runnable(params, x, fwd, mode)
+        features: Tensor = out if isinstance(out, Tensor) else unwrapped(out)
+        return features if features.dim() == 2 else features.flatten(1)
 
     def to(self, device: torch.device) -> ModuleBody:
         """Return the body with its constants on a device."""

@@ -16,7 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perdure.core.trees import Tensors
 from perdure.models.adapter.functions import RULES, FunctionMode
-from perdure.models.adapter.swaps import CURRENT, Forward, Part, Swap, call_directly, make_swap
+from perdure.models.adapter.swaps import (
+    CURRENT,
+    Forward,
+    Part,
+    Swap,
+    call_directly,
+    is_plain_sequence,
+    make_swap,
+)
 from perdure.models.layers import Layer
 from perdure.models.ops import ForwardPass
 
@@ -41,6 +49,7 @@ class RunnableModule:
         self.module, self.fixed_norms = copy.deepcopy(module), tuple(fixed_norms)
         self._train(True)
         call_directly(self.module)
+        self._is_sequence = is_plain_sequence(self.module)
         for part in self.module.modules():
             if getattr(part, "inplace", None) is True:
                 part.inplace = False  # type: ignore[assignment]
@@ -50,8 +59,6 @@ class RunnableModule:
             swap.layer.name: swap.layer for swap in self.swaps.values() if swap.layer
         }
         self.owned = {name for swap in self.swaps.values() for name in swap.names}
-        self.install(quiet=True)
-        self.place(set(self.names.values()))
         self._lock = threading.RLock()
 
     def _make_swaps(self) -> dict[str, Swap]:
@@ -128,7 +135,11 @@ class RunnableModule:
         CURRENT.params, CURRENT.fwd = params, fwd
         try:
             if not self._slots and not self._statistics and mode is None:
-                return self.module(x)
+                if not self._is_sequence:
+                    return self.module(x)
+                for part in self.module._modules.values():
+                    x = part.forward(x)  # type: ignore[union-attr]
+                return x
             with self._lock:
                 return self._with_slots(params, x, fwd, mode)
         except HeadReached as reached:

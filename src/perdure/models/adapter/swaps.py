@@ -52,7 +52,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def call_directly(module: nn.Module) -> None:
     """Replace the forward of each Sequential in a module whose parts have no hooks."""
     for part in module.modules():
-        if type(part) is nn.Sequential and all(map(_has_plain_call, part)):
+        if is_plain_sequence(part):
             replaced: Any = part
             replaced.forward = MethodType(_in_order, part)  # a deep copy binds it to its own
 
@@ -63,9 +63,14 @@ def _in_order(self: nn.Sequential, x: Tensor) -> Tensor:
     return x
 
 
-def _has_plain_call(part: nn.Module) -> bool:
-    is_plain = type(part).__call__ is nn.Module.__call__ and part._compiled_call_impl is None
-    return is_plain and not any(getattr(part, hooks) for hooks in _HOOKS)
+def is_plain_sequence(module: nn.Module) -> bool:
+    """Return whether a module is a Sequential whose parts have neither hooks nor their own call."""
+    return type(module) is nn.Sequential and all(
+        type(part).__call__ is nn.Module.__call__
+        and part._compiled_call_impl is None
+        and not any(getattr(part, hooks) for hooks in _HOOKS)
+        for part in module
+    )
 
 
 # ------------------------------------------------------------------------------------------------

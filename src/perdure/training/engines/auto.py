@@ -69,7 +69,7 @@ class AutoEngine(InProcessEngine):
     def _choose(self, training: LocalTraining, clients: list[Client]) -> Engine:
         if len(clients) == 1:
             return SerialEngine()
-        reason = training.context.network.vector_reason
+        reason = training.context.network.body.vector_reason
         if reason is not None:
             log.warning("the clients cannot be stacked and are trained serially: %s", reason)
             return SerialEngine()

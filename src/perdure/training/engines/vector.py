@@ -283,7 +283,7 @@ class VectorEngine(InProcessEngine):
     def _train_chunk(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads]:
-        reason = None if self._serial else training.context.network.vector_reason
+        reason = None if self._serial else training.context.network.body.vector_reason
         if self._serial is None and reason is None:
             try:
                 params, buffers = train_stack(training, clients, self._steps)
@@ -337,7 +337,7 @@ def chunk_size(training: LocalTraining, client: Client) -> int:
     """Return the number of clients whose weights and saved activations fit into the cache."""
     leaves = {name: training.params[name].clone().requires_grad_() for name in training.trainable}
     weights, saved = {leaf.data_ptr(): leaf.nbytes for leaf in leaves.values()}, 0
-    shared = {tensor.data_ptr() for tensor in training.context.network.constants.values()}
+    shared = {tensor.data_ptr() for tensor in training.context.network.body.constants.values()}
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal saved
