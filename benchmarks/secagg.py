@@ -19,9 +19,8 @@ from perdure.privacy.secagg.client import SecAggClient
 from perdure.privacy.secagg.journal import min_survivors
 from perdure.privacy.secagg.keys import TaskKeys
 from perdure.privacy.secagg.layout import FixedPoint
-from perdure.privacy.secagg.messages import Session, SumRequest
+from perdure.privacy.secagg.messages import Session, SumRequest, encode
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.wire import encode
 
 CLIENTS, FLOATS, TURNS = 50, 80_000, 3
 GONE = set(range(0, CLIENTS, 10))

@@ -107,7 +107,6 @@ def write(folder: Any, rows: list[int]) -> Any:
 
 def watch_sums(seen: Seen, monkeypatch: Any) -> None:
     """Keep what the server opens at the end of every exchange."""
-    from perdure.training.privacy import PlainUploadCollector
     from perdure.training.secure_collector import SecureUploadCollector
 
     def watched(close: Any) -> Any:
@@ -118,7 +117,7 @@ def watch_sums(seen: Seen, monkeypatch: Any) -> None:
 
         return close_and_keep
 
-    for kind in (PlainUploadCollector, SecureUploadCollector):
+    for kind in (UploadCollector, SecureUploadCollector):
         monkeypatch.setattr(kind, "close", watched(kind.close))
 
 

@@ -255,8 +255,7 @@ def test_a_cap_for_one_client_alone_opens_no_sum(tmp_path, data, caplog):
 
     The cap is a part of the request that masks derive from: rows of two requests do not cancel.
     """
-    from perdure.privacy.secagg.messages import SumRequest
-    from perdure.privacy.secagg.wire import decode, encode
+    from perdure.privacy.secagg.messages import SumRequest, decode, encode
 
     engine, transport = in_process_engine(SECURE, tmp_path, data)
     exchange = transport.send_and_receive
@@ -282,8 +281,13 @@ def test_a_cap_for_one_client_alone_opens_no_sum(tmp_path, data, caplog):
 @pytest.mark.parametrize("cap", [-1.0, 0.0, float("nan"), float("inf"), "1", True])
 def test_impossible_caps_are_refused(cap):
     from perdure.privacy.secagg.layout import FixedPoint
-    from perdure.privacy.secagg.messages import MalformedMessage, Session, SumRequest
-    from perdure.privacy.secagg.wire import decode, encode
+    from perdure.privacy.secagg.messages import (
+        MalformedMessage,
+        Session,
+        SumRequest,
+        decode,
+        encode,
+    )
 
     request = SumRequest(Session(0, 0), {}, 3, FixedPoint(64, 30, 3), weight_cap=cap)
     with pytest.raises(MalformedMessage):

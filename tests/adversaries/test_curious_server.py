@@ -27,9 +27,10 @@ from perdure.privacy.secagg.messages import (
     SumRequest,
     UnmaskRequest,
     UnsafeRequest,
+    decode,
+    encode,
 )
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.wire import decode, encode
 
 FIVE, SIX = Group(5, task=9), Group(6, task=9)
 

@@ -22,9 +22,9 @@ from perdure.privacy.secagg.messages import (
     Session,
     Survivors,
     UnsafeRequest,
+    encode,
 )
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.wire import encode
 
 GROUP = Group(4, task=3)
 

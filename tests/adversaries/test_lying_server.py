@@ -33,8 +33,7 @@ from perdure.federation.node.worker import make_node
 from perdure.federation.server.engine import FlowerEngine
 from perdure.methods.parts.sketches import SketchNoise
 from perdure.privacy.secagg.layout import FixedPoint
-from perdure.privacy.secagg.messages import SumRequest
-from perdure.privacy.secagg.wire import decode, encode
+from perdure.privacy.secagg.messages import SumRequest, decode, encode
 from perdure.runs.run import run
 from perdure.training.settings import with_method_defaults
 

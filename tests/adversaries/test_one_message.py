@@ -19,8 +19,7 @@ from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
 from perdure.evaluation.counts import is_possible
 from perdure.federation.messages import pack, to_tensor, unpack
-from perdure.privacy.secagg.messages import MaskedRow
-from perdure.privacy.secagg.wire import decode, encode
+from perdure.privacy.secagg.messages import MaskedRow, decode, encode
 from perdure.runs.run import run
 
 CONFIG: dict[str, Any] = {

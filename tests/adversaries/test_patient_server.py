@@ -32,8 +32,7 @@ from perdure.federation.node.policy import NodePolicy
 from perdure.federation.node.release_log import ReleaseLog
 from perdure.federation.node.secrets import SecAggClientStore
 from perdure.federation.node.worker import make_node
-from perdure.privacy.secagg.messages import Declined, DropoutRequest, SumRequest
-from perdure.privacy.secagg.wire import decode, encode
+from perdure.privacy.secagg.messages import Declined, DropoutRequest, SumRequest, decode, encode
 from perdure.training.settings import with_method_defaults
 
 KEYS, ANNOUNCE = (NodeRequest(kind, RoundPosition(0)) for kind in ("public_keys", "announce"))

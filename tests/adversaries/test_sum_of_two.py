@@ -11,8 +11,7 @@ import pytest
 from secagg_runs import Group, random_sums, upload
 
 from perdure.privacy.secagg.journal import MIN_CLIENTS, min_survivors
-from perdure.privacy.secagg.messages import BelowThreshold, UnsafeRequest
-from perdure.privacy.secagg.wire import encode
+from perdure.privacy.secagg.messages import BelowThreshold, UnsafeRequest, encode
 
 THREE = Group(3)
 

@@ -17,7 +17,7 @@ from perdure.contract.exchanges import split_exchanges
 from perdure.core.event_log import EventTotals
 from perdure.methods.fot import ProtectedState
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.privacy_summary import max_uploads_per_client
+from perdure.training.privacy import Releases
 from perdure.training.state import RunState
 
 TASKS = 3
@@ -119,7 +119,7 @@ def test_noise_is_accounted_for_the_exchanges_that_ran() -> None:
         found: list[int] = []
 
         def count(state: RunState, event: dict[str, Any]) -> None:
-            found.append(max_uploads_per_client(experiment, state))
+            found.append(Releases(experiment, state).most_uploads)
 
         run_stream(experiment, experiment.initial_state(), count)
         return found

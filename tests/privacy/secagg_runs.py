@@ -13,9 +13,15 @@ from perdure.privacy.secagg.client import SecAggClient
 from perdure.privacy.secagg.journal import min_survivors
 from perdure.privacy.secagg.keys import TaskKeys
 from perdure.privacy.secagg.layout import FixedPoint
-from perdure.privacy.secagg.messages import DropoutRequest, MalformedMessage, Session, SumRequest
+from perdure.privacy.secagg.messages import (
+    DropoutRequest,
+    MalformedMessage,
+    Session,
+    SumRequest,
+    decode,
+    encode,
+)
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.wire import decode, encode
 
 Values = dict[int, np.ndarray[Any, Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perdure.privacy.noise import clip_norm, fot_sigma, gaussian_sigma
+from perdure.privacy.accounting import clip_norm, fot_sigma, gaussian_sigma
 
 
 def test_clipping_scales_long_matrices_down_and_leaves_short_ones_alone() -> None:

@@ -16,6 +16,7 @@ from perdure.contract import CollectedUploads, Each
 from perdure.contract.uploads import StackedUploads
 from perdure.core.errors import UserError
 from perdure.methods.registry import METHODS
+from perdure.privacy.mechanism import Place
 from perdure.privacy.noise import ClipAndNoise
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task, run_stream
@@ -92,7 +93,7 @@ def test_local_noise_does_not_excuse_a_field_that_was_not_declared() -> None:
     begin_task(experiment, state)
     shown = StackedUploads((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})})
     with pytest.raises(perdure.RunError, match="'peek'"):
-        experiment.privacy.protect(shown, experiment.context(state), 5)
+        experiment.privacy.on_clients(shown, Place(experiment.context(state), 5))
 
 
 NOT_CLIPPED = {"fednova", "fedprotip", "pip", "fed-l2p", "fed-dualp"}

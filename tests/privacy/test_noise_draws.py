@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.privacy.noise import NoiseDraws
+from perdure.privacy.accounting import NoiseDraws
 
 
 @pytest.mark.parametrize("cut", range(6))

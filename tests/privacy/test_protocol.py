@@ -19,9 +19,9 @@ from perdure.privacy.secagg.messages import (
     SeedShares,
     Session,
     UnmaskRequest,
+    decode,
 )
 from perdure.privacy.secagg.server import open_sum
-from perdure.privacy.secagg.wire import decode
 
 FIVE = Group(5)
 SUBSETS = [set(part) for part in chain.from_iterable(combinations(range(5), k) for k in range(6))]

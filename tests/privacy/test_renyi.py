@@ -28,9 +28,10 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.privacy.noise import ClipAndNoise, RoundGroup, epsilon, sampled_epsilon
+from perdure.privacy.accounting import RoundGroup, epsilon, sampled_epsilon
+from perdure.privacy.noise import ClipAndNoise
 from perdure.training.experiment import build_experiment
-from perdure.training.privacy_summary import max_uploads_per_client, privacy_summary
+from perdure.training.privacy import Releases, privacy_summary
 from perdure.training.sampling import clients_with_data, sample_clients
 from perdure.training.state import RunState
 
@@ -114,7 +115,7 @@ def test_a_run_counts_the_most_uploads_of_one_client() -> None:
         for number in range(rounds):
             where = experiment.context(RunState(state.server, task=task, round=number))
             counted.update(sample_clients(experiment.config, experiment.task(task), where))
-    assert max_uploads_per_client(experiment, state) == max(counted.values())
+    assert Releases(experiment, state).most_uploads == max(counted.values())
 
 
 def test_result_json_has_the_epsilon_of_dp_accounting() -> None:
@@ -209,11 +210,11 @@ def test_only_exchanges_that_send_something_count() -> None:
     assert first & second
     assert len(first) < len(first | second)
     state.round = 1
-    assert max_uploads_per_client(experiment, state) == 1 + 1
+    assert Releases(experiment, state).most_uploads == 1 + 1
     state.round = 2
-    assert max_uploads_per_client(experiment, state) == 2 + 3
+    assert Releases(experiment, state).most_uploads == 2 + 3
     state.task, state.round = 2, 0
-    assert max_uploads_per_client(experiment, state) == (2 + 3) + (3 + 3)
+    assert Releases(experiment, state).most_uploads == (2 + 3) + (3 + 3)
     found = privacy_summary(experiment, state)
     assert found is not None
     assert found["sums"] == (2 + 3) + (3 + 3)
@@ -232,7 +233,7 @@ def test_a_client_of_an_earlier_task_counts_when_it_participates_again() -> None
         here = [task for task in range(5) if client in there[task]]
         later = 5 - min(here) if here else 0
         most = max(most, sum(rounds[task] + 2 for task in here) + later)
-    assert max_uploads_per_client(experiment, state) == most
+    assert Releases(experiment, state).most_uploads == most
 
 
 def test_epsilon_grows_from_task_to_task_in_the_events() -> None:

@@ -29,12 +29,12 @@ from perdure.contract import (
 )
 from perdure.contract.uploads import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.errors import RunError, UserError
-from perdure.privacy.secagg.messages import MaskedRow, SumRequest
-from perdure.privacy.secagg.wire import decode
+from perdure.privacy.secagg.client import SimulatedSecAggClients
+from perdure.privacy.secagg.messages import MaskedRow, SumRequest, decode
+from perdure.training.exchange import open_collector
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.round import train_round
-from perdure.training.secure_collector import SecureUploadCollector, SimulatedSecAggClients
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
@@ -162,7 +162,7 @@ def test_the_collector_refuses_an_undeclared_field_of_any_engine(privacy: dict[s
     experiment = build_experiment(parse({**VALUES, "privacy": privacy}))
     state = experiment.initial_state()
     begin_task(experiment, state)
-    collector = experiment.privacy.collector(experiment.context(state), [0, 1, 2], state.ledger)
+    collector = open_collector(experiment, state, experiment.context(state), [0, 1, 2])
     with pytest.raises(RunError, match="'peek'"):
         collector.add(StackedUploads((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})}))
 
@@ -244,10 +244,16 @@ class Recorder(SimulatedSecAggClients):
         return found
 
 
+def reach(experiment: Experiment, transport: Any) -> None:
+    """Let secure sums have other clients."""
+    assert experiment.privacy.sums is not None
+    experiment.privacy.sums.transport = transport
+
+
 def recorded(**changes: Any) -> tuple[Recorder, RunState]:
     experiment, state = witnessed(**changes)
     transport = Recorder(experiment.rng)
-    object.__setattr__(experiment.privacy, "transport", transport)
+    reach(experiment, transport)
     train_round(experiment, state)
     return transport, state
 
@@ -266,7 +272,7 @@ def test_the_ledger_counts_the_bytes_of_all_messages() -> None:
 def test_keys_are_new_for_every_task_and_constant_within_it() -> None:
     experiment, state = witnessed()
     transport = Recorder(experiment.rng)
-    object.__setattr__(experiment.privacy, "transport", transport)
+    reach(experiment, transport)
     run_stream(experiment, state, lambda *_: None)
     keys = [decode(call, SumRequest).public_keys for call in transport.calls]
     tasks = [decode(call, SumRequest).session.task for call in transport.calls]
@@ -318,7 +324,7 @@ def test_an_aborted_round_without_other_clients_waits_for_the_missing_ones() -> 
     """Half of four clients drop out of the first attempt; those that are there upload once."""
     experiment, state = witnessed(clients={"count": 4, "dropout": 0.0})
     transport = Recorder(experiment.rng)
-    object.__setattr__(experiment.privacy, "transport", transport)
+    reach(experiment, transport)
     missing = {0: {0, 1}, 1: {0}}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
@@ -434,19 +440,15 @@ def test_plain_uploads_of_a_remote_engine_are_refused() -> None:
             return {}
 
     experiment, state = witnessed()
-    config = experiment.config.privacy
-    collector = SecureUploadCollector(
-        config, Elsewhere(), experiment.context(state), [0, 1, 2], state.ledger
-    )
+    reach(experiment, Elsewhere())
+    collector = open_collector(experiment, state, experiment.context(state), [0, 1, 2])
     with pytest.raises(RunError, match="not masked"):
         collector.add(StackedUploads((0,), (1.0,), {}))
 
 
 def test_a_damaged_upload_is_a_failure_with_the_name_of_the_client() -> None:
     experiment, state = witnessed(clients={"count": 6})
-    collector = experiment.privacy.collector(
-        experiment.context(state), list(range(6)), state.ledger
-    )
+    collector = open_collector(experiment, state, experiment.context(state), list(range(6)))
     collector.add(MaskedUpload(3, b"garbage"))
     update = {"w": torch.ones(6, 4)}
     others = StackedUploads((0, 1, 2, 4, 5), (1.0,) * 5, {"u": Sum({"w": update["w"][:5]})})
@@ -459,7 +461,7 @@ def test_a_damaged_upload_is_a_failure_with_the_name_of_the_client() -> None:
 
 def test_exchanges_without_uploads_need_no_sum() -> None:
     experiment, state = witnessed(method={"kind": "ewc"})
-    collector = experiment.privacy.collector(experiment.context(state), [], state.ledger)
+    collector = open_collector(experiment, state, experiment.context(state), [])
     collector.add(FailedUpload(1, "gone"))
     collector.empty_uploads = 2
     collector.close()

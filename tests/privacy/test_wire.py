@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from perdure.core import trees as encoding
-from perdure.privacy.secagg.layout import FixedPoint, Layout, Slot
+from perdure.privacy.secagg.layout import SEALED_BYTES, FixedPoint, Layout, Slot
 from perdure.privacy.secagg.messages import (
     Declined,
     DropoutRequest,
@@ -21,8 +21,10 @@ from perdure.privacy.secagg.messages import (
     Session,
     SumRequest,
     UnmaskRequest,
+    decode,
+    decode_either,
+    encode,
 )
-from perdure.privacy.secagg.wire import SEALED_BYTES, decode, decode_either, encode
 
 KEYS = {3: b"k" * 32, 40: b"j" * 32}
 LAYOUT = Layout(("u", "v"), (Slot("u", "a.b/c", (2, 3), "float32"), Slot("v", "n", (), "int64")))

@@ -5,12 +5,23 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from perdure.algebra.robust import weight_cap
 from perdure.core.errors import RunError
-from perdure.core.received import bad, read_list, read_mapping, read_number
+from perdure.core.received import (
+    Anything,
+    Entries,
+    Integer,
+    Items,
+    Number,
+    Optional,
+    bad,
+    read_mapping,
+    read_message,
+    read_number,
+)
 from perdure.core.trees import Tensors, Tree
 from perdure.data.streams.stream import Task
 from perdure.evaluation.counts import is_possible
@@ -38,6 +49,29 @@ class NeededCounts:
     """Labels of each task, which give them their shapes."""
 
 
+@dataclass(frozen=True)
+class SentCounts:
+    """Evaluation counts as they arrive."""
+
+    task: Annotated[int, Integer(0, LARGEST_SIZE)]
+    """Index of the task."""
+    correct: Annotated[dict[str, float], Entries(Number(0, LARGEST_SIZE), MODES)]
+    """Correctly predicted examples by mode."""
+    total: Annotated[float, Number(0, LARGEST_SIZE)]
+    """All examples."""
+    predicted_tasks: Annotated[
+        tuple[float, ...] | None, Optional(Items(Number(0, LARGEST_SIZE), LARGEST_SIZE))
+    ]
+    """Examples predicted to be of each task. None if the method cannot route."""
+    sums: Annotated[Any, Anything()]
+    """Counts for metrics, whose shapes depend on the task."""
+
+    @property
+    def routed(self) -> tuple[float, ...]:
+        """Examples predicted to be of each task; empty if the method cannot route."""
+        return self.predicted_tasks or ()
+
+
 def counts_tree(counts: EvaluationCounts) -> Tree:
     """Return evaluation counts as a tree."""
     return {
@@ -57,29 +91,17 @@ def read_counts(tree: Any, task: int, last_task: int, needed: NeededCounts) -> E
 
     """
     with as_bad_message("evaluation counts cannot be read"):
-        names = (field.name for field in fields(EvaluationCounts))
-        values = read_mapping("counts", tree, names)
-        total = read_number("total", values["total"], 0, LARGEST_SIZE)
-        by_mode = read_mapping("correct", values["correct"], MODES)
-        correct = {mode: _read_count(mode, by_mode[mode], total) for mode in MODES}
-        predicted_tasks = _read_predicted(values["predicted_tasks"], total, last_task)
+        sent = read_message(SentCounts, "counts", tree)
+        total, predicted_tasks = sent.total, sent.predicted_tasks
+        for key, value in (*sent.correct.items(), *(("predicted_tasks", n) for n in sent.routed)):
+            read_number(key, value, 0, total)
+        if predicted_tasks is not None and len(predicted_tasks) != last_task + 1:
+            expected = f"counts of {last_task + 1} predicted tasks"
+            raise bad("predicted_tasks", len(predicted_tasks), expected)
     modes = MODES if predicted_tasks is not None else MODES[:2]
-    sums = _read_sums(values["sums"], modes, total, task, needed) if total else {}
-    return EvaluationCounts(task, correct, total, predicted_tasks, sums)
-
-
-def _read_count(key: str, value: Any, total: float) -> float:
-    return read_number(key, value, 0, total)
-
-
-def _read_predicted(value: Any, total: float, last_task: int) -> list[float] | None:
-    """Return the examples predicted to be of each task, or None if the method cannot route."""
-    if value is None:
-        return None
-    counts = read_list("predicted_tasks", value, last_task + 1)
-    if len(counts) != last_task + 1:
-        raise bad("predicted_tasks", len(counts), f"counts of {last_task + 1} predicted tasks")
-    return [_read_count("predicted_tasks", count, total) for count in counts]
+    sums = _read_sums(sent.sums, modes, total, task, needed) if total else {}
+    routed = None if predicted_tasks is None else list(predicted_tasks)
+    return EvaluationCounts(task, sent.correct, total, routed, sums)
 
 
 def _read_sums(

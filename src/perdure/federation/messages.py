@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,17 +15,25 @@ from torch import Tensor
 from perdure.contract.context import Client, Context
 from perdure.contract.uploads import Each, Field, Sum, Upload
 from perdure.core.received import (
-    bad,
+    Entries,
+    Hexadecimal,
+    Integer,
+    Items,
+    Mapped,
+    Number,
+    Octets,
+    OneOf,
+    Optional,
+    Part,
+    TensorMap,
     brief,
-    read_distinct,
-    read_integer,
     read_json,
-    read_list,
     read_mapping,
+    read_message,
     read_tensors,
     read_text,
 )
-from perdure.core.trees import Tree, decode_message, encode
+from perdure.core.trees import Tensors, Tree, decode_message, encode
 from perdure.data.streams.stream import EvaluationRows
 from perdure.evaluation.counts import COUNT_NAMES
 
@@ -39,6 +46,13 @@ LARGEST_SIZE = 1 << 40
 """Upper bound on the examples that a node can hold."""
 _PHASES = 3
 """Phases of a task: before training, training, its end."""
+
+
+_LONGEST_REQUEST = 1 << 30
+"""Upper bound on the digits of a request of secure aggregation."""
+PositionNumber = Annotated[int, Integer(1 - _STEPS, _STEPS - 1)]
+Numbers = Annotated[tuple[int, ...], Items(Integer(0, _STEPS - 1), _STEPS, distinct=True)]
+"""Clients or tasks, each once."""
 
 
 class BadMessage(ValueError):
@@ -60,17 +74,17 @@ def as_bad_message(text: str = "") -> Iterator[None]:
 class RoundPosition:
     """The part of a `Context` that is sent; a node builds the network and the draws itself."""
 
-    task: int
+    task: PositionNumber
     """Index of the task."""
-    round: int = 0
+    round: PositionNumber = 0
     """Index of the round within the task."""
-    rounds: int = 0
+    rounds: PositionNumber = 0
     """Rounds of the task."""
-    clients_with_data: int = 0
+    clients_with_data: PositionNumber = 0
     """Clients that hold data of the task."""
-    exchange: int = 0
+    exchange: PositionNumber = 0
     """Position within the task, as `Context.exchange`: 0 for training."""
-    attempt: int = 0
+    attempt: PositionNumber = 0
     """Number of earlier attempts at this round."""
 
     @classmethod
@@ -81,44 +95,24 @@ class RoundPosition:
             context.exchange, context.attempt,
         )  # fmt: skip
 
-    @classmethod
-    def from_json(cls, values: Any) -> RoundPosition:
-        """Restore a position from `to_json`.
-
-        Raises:
-            BadMessage: A number is missing, has the wrong type or is out of range.
-
-        """
-        with as_bad_message():
-            position = cls(**read_mapping("position", values, cls(0).to_json()))
-        position.check()
-        return position
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the position as a JSON object."""
-        return asdict(self)
-
     @property
     def sequence_number(self) -> int:
         """A number that grows along the run, by which client states are stored."""
         phase = 1 + (self.exchange > 0) - (self.exchange < 0)
         return (_PHASES * self.task + phase) * _STEPS + (abs(self.exchange) or self.round)
 
-    def check(self) -> None:
-        """Refuse numbers that no run has.
-
-        Raises:
-            BadMessage: A number has the wrong type or range.
-
-        """
+    def read_again(self) -> RoundPosition:
+        """Return the position; BadMessage if no server could have sent it."""
         with as_bad_message():
-            for key, value in self.to_json().items():
-                read_integer(f"position: {key}", value, 1 - _STEPS, _STEPS - 1)
+            found: RoundPosition = Part(RoundPosition).read("position", asdict(self))
+        return found
+
+    def check(self) -> None:
+        """Raise a BadMessage if no run has such a place."""
         smallest = min(self.task, self.clients_with_data, self.attempt)
         if smallest < 0 or not 0 <= self.round <= self.rounds:
             raise BadMessage(
-                f"position: task {self.task + 1}, round {self.round + 1} of {self.rounds} "
-                "does not exist"
+                f"task {self.task + 1}, round {self.round + 1} of {self.rounds} does not exist"
             )
 
 
@@ -126,19 +120,21 @@ class RoundPosition:
 class NodeRequest:
     """The header of a request to one node."""
 
-    kind: Kind
+    kind: Annotated[Kind, OneOf(get_args(Kind))]
     """What the request asks for."""
     position: RoundPosition
     """The position in the run."""
-    clients: tuple[int, ...] = ()
+    clients: Numbers = ()
     """The node's clients that are to work."""
-    tasks: tuple[int, ...] = ()
+    tasks: Numbers = ()
     """Tasks on whose data the model is to be evaluated."""
-    evaluates_on: EvaluationRows = "test"
+    evaluates_on: Annotated[EvaluationRows, OneOf(get_args(EvaluationRows))] = "test"
     """The rows on which the model is to be evaluated."""
-    requests: Mapping[str, str] = field(default_factory=dict)
+    requests: Annotated[Mapping[str, str], Entries(Hexadecimal(sys.maxsize))] = field(
+        default_factory=dict
+    )
     """Requests of secure aggregation by client, as hex."""
-    counts: tuple[str, ...] = ()
+    counts: Annotated[tuple[str, ...], Items(OneOf(COUNT_NAMES), 100, distinct=True)] = ()
     """Counts for metrics that an evaluation is to send beside those of accuracy."""
 
     def to_header(self) -> str:
@@ -158,43 +154,41 @@ def read_header(text: str) -> NodeRequest:
 
     """
     with as_bad_message():
-        values = read_mapping("request", read_json(text), (f.name for f in fields(NodeRequest)))
-        return NodeRequest(
-            _choice("kind", values["kind"], get_args(Kind)),
-            RoundPosition.from_json(values["position"]),
-            _numbers("clients", values["clients"]),
-            _numbers("tasks", values["tasks"]),
-            _choice("evaluates_on", values["evaluates_on"], get_args(EvaluationRows)),
-            _read_requests(values["requests"]),
-            _count_names(values["counts"]),
-        )
+        return read_message(NodeRequest, "request", read_json(text))
 
 
-def _choice(key: str, value: Any, allowed: tuple[Any, ...]) -> Any:
-    if read_text(key, value) not in allowed:
-        raise bad(key, value, f"one of {', '.join(allowed)}")
-    return value
+@dataclass(frozen=True)
+class RequestBody:
+    """What all clients of a request receive; which parts there are depends on its kind."""
+
+    params: Annotated[Tensors | None, TensorMap()] = None
+    """The model's parameters."""
+    buffers: Annotated[Tensors | None, TensorMap()] = None
+    """Its running statistics."""
+    broadcast: Annotated[Tree | None, Mapped()] = None
+    """The method's broadcast, which it alone can check."""
+    state: Annotated[Tree | None, Mapped()] = None
+    """The part of the server state that predictions need."""
+    sum_request: Annotated[str | None, Hexadecimal(_LONGEST_REQUEST)] = None
+    """The request for a secure sum."""
+
+    def part(self, key: str) -> Tree:
+        """Return one part; BadMessage if the request has none."""
+        found: Tree | None = getattr(self, key)
+        if found is None:
+            raise BadMessage(f"the request has no {key}")
+        return found
 
 
-def _numbers(key: str, value: Any) -> tuple[int, ...]:
-    """Return distinct numbers of clients or tasks."""
-    numbers = [read_integer(key, n, 0, _STEPS - 1) for n in read_list(key, value, _STEPS)]
-    return tuple(read_distinct(key, numbers))
+def read_body(tree: Tree) -> RequestBody:
+    """Read the body of a request.
 
+    Raises:
+        BadMessage: A part has another type than those of a server, or is not known.
 
-def _read_requests(value: Any) -> dict[str, str]:
-    """Return requests of secure aggregation by client, as hex."""
-    requests = read_mapping("requests", value)
-    for client, text in requests.items():
-        if not re.fullmatch("0|[1-9][0-9]{0,6}", client):
-            raise bad("requests", client, "the number of a client")
-        bytes.fromhex(read_text("requests", text, sys.maxsize))
-    return requests
-
-
-def _count_names(value: Any) -> tuple[str, ...]:
-    names = [_choice("counts", name, COUNT_NAMES) for name in read_list("counts", value, 100)]
-    return tuple(read_distinct("counts", names))
+    """
+    with as_bad_message():
+        return read_message(RequestBody, "the request", tree, may_lack=True)
 
 
 def pack(tree: Tree) -> bytes:
@@ -211,14 +205,6 @@ def unpack(data: bytes) -> Tree:
     """
     with as_bad_message("the message cannot be decoded"):
         return decode_message(data)
-
-
-def body_entry(tree: Tree, key: str) -> Tree:
-    """Return a mapping of a request's body; BadMessage if the body has no such entry."""
-    entry = tree.get(key)
-    if not isinstance(entry, dict):
-        raise BadMessage(f"the request has no {key}")
-    return entry
 
 
 def exchange_body(client: Client) -> Tree:
@@ -251,24 +237,37 @@ def read_upload(tree: Any) -> Upload:
         return {read_text("field", name): _read_field(name, v) for name, v in fields.items()}
 
 
+@dataclass(frozen=True)
+class SentSum:
+    """A Sum of an upload."""
+
+    type: Annotated[str, OneOf(("Sum",))]
+    weight: Annotated[float | None, Optional(Number(0, sys.float_info.max))]
+    value: Annotated[Tensors, TensorMap()]
+
+
+@dataclass(frozen=True)
+class SentEach:
+    """An Each of an upload."""
+
+    type: Annotated[str, OneOf(("Each",))]
+    value: Annotated[Tensors, TensorMap()]
+
+
 def _read_field(name: str, tree: Any) -> Field:
     key = brief(name)
     entries = read_mapping(key, tree)
     value = entries.get("value")
     if not isinstance(value, dict) or not all(isinstance(t, Tensor) for t in value.values()):
         raise BadMessage(f"{key}: not a mapping of tensors")
-    value, weight = read_tensors(key, value), entries.get("weight")
-    if entries.get("type") == "Each" and set(entries) == {"type", "value"}:
-        return Each(value)
-    is_sum = entries.get("type") == "Sum" and set(entries) == {"type", "value", "weight"}
-    if not is_sum or not (weight is None or _is_weight(weight)):
-        raise BadMessage(f"{key}: neither a Sum with a valid weight nor an Each")
-    return Sum(value, None if weight is None else float(weight))
-
-
-def _is_weight(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= sys.float_info.max  # false for NaN; integers may be larger
+    read_tensors(key, value)
+    try:
+        if entries.get("type") == "Each":
+            return Each(read_message(SentEach, key, entries).value)
+        found = read_message(SentSum, key, entries)
+    except ValueError:
+        raise BadMessage(f"{key}: neither a Sum with a valid weight nor an Each") from None
+    return Sum(found.value, found.weight)
 
 
 def to_tensor(data: bytes) -> Tensor:
@@ -278,5 +277,7 @@ def to_tensor(data: bytes) -> Tensor:
 
 def to_bytes(value: Any) -> bytes | None:
     """Return the bytes of a tensor of `to_tensor`, or None if the value is not one."""
-    is_octets = isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1
-    return value.numpy().tobytes() if is_octets else None
+    try:
+        return None if isinstance(value, str) else Octets().read("bytes", value)
+    except ValueError:
+        return None

@@ -1,146 +1,38 @@
-"""Clip uploads and add Gaussian noise to them, and the guarantee that this gives."""
+"""Clip uploads and add Gaussian noise to them."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from perdure.config import Config
 from perdure.contract.context import Context
-from perdure.contract.uploads import CollectedUploads, Each, Field, StackedUploads, Sum
-from perdure.core.errors import RunError
+from perdure.contract.method import Method
+from perdure.contract.uploads import (
+    CollectedUploads,
+    Each,
+    Field,
+    StackedUploads,
+    Sum,
+    WeightBounds,
+)
+from perdure.core.errors import RunError, bad_value
 from perdure.core.registry import require
+from perdure.core.rng import SystemRng
 from perdure.core.trees import Tensors
+from perdure.data.streams.stream import Stream
+from perdure.privacy.accounting import NoiseDraws, epsilon, sampled_epsilon
+from perdure.privacy.mechanism import Mechanism, Place, Released, Unmet
+from perdure.privacy.secagg.journal import min_survivors
 
-# ------------------------------------------------------------------------------------------------
-# The guarantee of Gaussian noise: (epsilon, delta) by Renyi accounting, with dp-accounting.
-# ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RoundGroup:
-    """Rounds with equal samples: `sampled` of `clients`, uniformly without replacement."""
-
-    clients: int
-    """Clients among which each round samples."""
-    sampled: int
-    """Clients sampled per round."""
-    rounds: int
-    """Number of such rounds."""
-
-
-def epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return the epsilon of adding or removing one client.
-
-    Nothing is assumed about which clients were sampled.
-    """
-    if releases == 0:
-        return 0.0
-    dp = require("dp_accounting", "privacy.noise", "privacy")
-    event = dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise), releases)
-    return _epsilon(dp, event, delta, "ADD_OR_REMOVE_ONE")
-
-
-def sampled_epsilon(noise: float, groups: Iterable[RoundGroup], delta: float) -> float:
-    """Return the epsilon of replacing one client by another, if the samples stay secret.
-
-    dp-accounting's bound for samples without replacement is about replacement, which moves a sum by
-    up to twice the norm of one upload; therefore `noise` is halved.
-    """
-    dp = require("dp_accounting", "privacy.noise", "privacy")
-    event = dp.ComposedDpEvent([_event(dp, noise / 2, group) for group in groups])
-    return _epsilon(dp, event, delta, "REPLACE_ONE")
-
-
-def _event(dp: Any, noise: float, group: RoundGroup) -> Any:
-    release = dp.GaussianDpEvent(noise)
-    if group.sampled < group.clients:
-        release = dp.SampledWithoutReplacementDpEvent(group.clients, group.sampled, release)
-    return dp.SelfComposedDpEvent(release, group.rounds)
-
-
-def _epsilon(dp: Any, event: Any, delta: float, relation: str) -> float:
-    from dp_accounting.rdp import RdpAccountant
-
-    accountant = RdpAccountant(neighboring_relation=getattr(dp.NeighboringRelation, relation))
-    return float(accountant.compose(event).get_epsilon(delta))
-
-
-# ------------------------------------------------------------------------------------------------
-# The Gaussian mechanism on a sum over clients: clipping, and the noise that each client adds.
-# ------------------------------------------------------------------------------------------------
-
-
-def clip_norm(matrix: Tensor, limit: float) -> Tensor:
-    """Return the matrix, scaled down to a Frobenius norm of at most `limit`."""
-    norm = torch.linalg.vector_norm(matrix)
-    factor: Tensor = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
-    return matrix * factor
-
-
-def fot_sigma(epsilon: float, delta: float, clients: int) -> float:
-    """Return the noise of one client as FOT's appendix H prints it.
-
-    sigma^2 = log(1.25 / delta) / (epsilon^2 C) for C clients.
-    """
-    return math.sqrt(math.log(1.25 / delta) / clients) / epsilon
-
-
-def gaussian_sigma(epsilon: float, delta: float, clients: int, sensitivity: float) -> float:
-    """Return the noise of one client with which the sum over C clients is (epsilon, delta)-private.
-
-    sigma_sum = sensitivity * sqrt(2 log(1.25 / delta)) / epsilon (Dwork and Roth 2014, theorem A.1,
-    proved for epsilon < 1), divided by sqrt(C) because independent noises add up in variance.
-    """
-    return sensitivity * math.sqrt(2 * math.log(1.25 / delta) / clients) / epsilon
-
-
-# ------------------------------------------------------------------------------------------------
-# Where a real server drew noise for sums, for the accounting.
-#
-# A server that resumes from a checkpoint repeats rounds. Nodes may have received the models that it
-# made before, and the noise of the repeated sums is new: each draw is one more sum.
-# ------------------------------------------------------------------------------------------------
-
-Position = tuple[int, int, int]
-"""Task, round and exchange."""
-
-
-class NoiseDraws:
-    """The draws of the server of one run; in memory, until `store_in` is called."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._drawn: list[str] = []
-
-    def store_in(self, path: Path) -> None:
-        """Read the draws of a file, to which all further ones are appended."""
-        text = path.read_text("ascii", "replace") if path.is_file() else ""
-        self._drawn = text.split("\n")[1:]  # every line begins with a line break
-        self._path = path
-
-    def add(self, position: Position) -> None:
-        """Store a draw before its sum is used, and wait until it is on the disk."""
-        line = " ".join(map(str, position))
-        self._drawn.append(line)
-        if self._path is None:
-            return
-        with self._path.open("a", encoding="ascii") as file:
-            file.write(f"\n{line}")  # begins a line even if a process died while it wrote one
-            file.flush()
-            os.fsync(file.fileno())
-
-    @property
-    def repeated(self) -> int:
-        """The draws beyond one per round and exchange."""
-        return len(self._drawn) - len(set(self._drawn))
-
+if TYPE_CHECKING:
+    from perdure.privacy.chain import OwnerPolicy
 
 # ------------------------------------------------------------------------------------------------
 # Clip uploads and add Gaussian noise to them.
@@ -290,3 +182,202 @@ def _column(factors: Tensor, like: Tensor) -> Tensor:
 
 def _gaussian(like: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
     return (sigma * torch.randn(like.shape, generator=generator)).to(like)
+
+
+# ------------------------------------------------------------------------------------------------
+# The mechanism of a run: which noise an exchange has, who draws it, and what it guarantees.
+# ------------------------------------------------------------------------------------------------
+
+DRAWS_FILE = "draws.txt"
+"""Name of the file in a run directory that says where the server drew noise."""
+
+
+class GaussianNoise(Mechanism):
+    """Every field of an upload is clipped, and Gaussian noise added to it or to the sum."""
+
+    key = "clip"
+    hides_mean_loss = True
+
+    def __init__(self, config: Config, simulated: bool) -> None:
+        super().__init__(config, simulated)
+        self.drawn = NoiseDraws()
+        """The noise that a real server drew."""
+
+    @property
+    def server_draws(self) -> bool:
+        """Whether a real server draws the noise, new every time."""
+        privacy = self.privacy
+        is_central = privacy.mode == "central" and not privacy.secagg
+        return is_central and bool(privacy.noise) and not self.simulated
+
+    def of(self, place: Place) -> ClipAndNoise | None:
+        """Return the clipping and noise of an exchange, or None if it has none."""
+        privacy, training = self.privacy, place.context.exchange == 0
+        if privacy.clip is None or not (training or privacy.task_end):
+            return None
+        noise_shares = None
+        if privacy.mode == "local":
+            noise_shares = 1
+        elif privacy.secagg:
+            noise_shares = min_survivors(place.sampled, privacy.threshold)
+        return ClipAndNoise(privacy.clip, privacy.noise or 0.0, noise_shares, place.norms)
+
+    def check(self, method: Method, stream: Stream) -> None:
+        """Refuse fields that noise does not hide, and weights that would tell about data."""
+        privacy, names = self.privacy, method.needs.per_client_fields
+        shown = f"the server each client's {' and '.join(map(repr, names))}"
+        kind = self.config.method["kind"]
+        reason = f"since method {kind!r} with these options must show {shown}"
+        if names and privacy.mode == "central":
+            local = " (privacy.mode local can protect it)" if names == ("update",) else ""
+            raise bad_value("privacy.clip", privacy.clip, f"None, {reason}{local}")
+        if set(names) - {"update"}:  # the shapes of other fields may depend on data: ranks, classes
+            unbounded = f"{reason}, whose shapes noise does not hide"
+            raise bad_value("privacy.clip", privacy.clip, f"None, {unbounded}")
+        if self.config.train.weighting == "samples":
+            raise bad_value("train.weighting", "samples", "uniform, since there is privacy.clip")
+        if privacy.noise is not None:
+            require("dp_accounting", "privacy.noise", "privacy")
+
+    def unmet(self, policy: OwnerPolicy) -> Unmet | None:
+        """Return that the noise is too small, or added only by the server, if it must not be."""
+        privacy = self.privacy
+        is_local = privacy.secagg or privacy.mode == "local"
+        if not policy.min_noise or (
+            is_local and privacy.task_end and (privacy.noise or 0.0) >= policy.min_noise
+        ):
+            return None
+        required = f"at least {policy.min_noise:g}, with privacy.secagg or mode local"
+        return Unmet("min_noise", "privacy.noise", required, privacy.noise)
+
+    # ---- what it does to uploads
+
+    def limit_weights(self, bounds: WeightBounds, place: Place) -> WeightBounds:
+        """Return the bounds of clients that all have weight 1."""
+        return bounds if self.of(place) is None else bounds.with_equal_weights()
+
+    def on_clients(self, uploads: StackedUploads, place: Place) -> StackedUploads:
+        """Return clipped uploads, with the clients' noise if they add it."""
+        rule = self.of(place)
+        return uploads if rule is None else rule.on_clients(uploads, self._draws_of(place))
+
+    def on_server(self, uploads: CollectedUploads, place: Place) -> CollectedUploads:
+        """Return uploads with the noise that the server adds, or that their sums have."""
+        rule = self.of(place)
+        if rule is None:
+            return uploads
+        if self.server_draws:
+            self.drawn.add(place.context.position)
+        return rule.on_server(uploads, self._draws_of(place))
+
+    def against_rules(self) -> str | None:
+        """Return why no rule but the mean can combine updates, or None."""
+        hidden = self.privacy.mode == "central"
+        return "privacy.clip with mode 'central' protects a sum of updates" if hidden else None
+
+    def _draws_of(self, place: Place) -> Context:
+        """Return the context to draw noise in.
+
+        Nodes know the run's seed, so a real federation draws noise from the operating system. A
+        simulation draws it from the seed, so that a run can be repeated exactly.
+        """
+        return place.context if self.simulated else replace(place.context, rng=SystemRng())
+
+    # ---- what is told about it
+
+    def store_in(self, folder: Path) -> None:
+        """Keep in a run directory where the server drew noise."""
+        self.drawn.store_in(folder / DRAWS_FILE)
+
+    @property
+    def repeated_draws(self) -> int | None:
+        """Times that the server drew noise again; None if clients draw it, or nobody."""
+        return self.drawn.repeated if self.server_draws else None
+
+    def spent(self, released: Released) -> dict[str, Any]:
+        """Return epsilon and delta so far, or {} if there is no noise."""
+        privacy = self.privacy
+        if privacy.noise is None:
+            return {}
+        # two uploads of a client differ by up to twice the bound, sums with and without one by once
+        scale = privacy.noise / 2 if privacy.mode == "local" else privacy.noise
+        level = epsilon(scale, released.most_uploads, privacy.delta)
+        return {"epsilon": level, "delta": privacy.delta}
+
+    def summary(self, released: Released) -> dict[str, Any]:
+        """Return the settings, and the guarantee with its numbers."""
+        privacy = self.privacy
+        if not self.is_on:
+            return {}
+        settings = self._settings()
+        if privacy.noise is None:
+            claim = "uploads are clipped; without noise nothing is claimed"
+            return {**settings, "epsilon": None, "claim": claim}
+        groups = released.groups
+        is_sampled = privacy.mode == "central" and any(g.sampled < g.clients for g in groups)
+        values = {
+            **settings,
+            **self.spent(released),
+            "epsilon_sampled": (
+                sampled_epsilon(privacy.noise, groups, privacy.delta) if is_sampled else None
+            ),
+            "sums": sum(group.rounds for group in groups),
+            "sums_of_one_client": released.most_uploads,
+        }
+        return {**values, "claim": self._claim(values)}
+
+    def logged(self) -> dict[str, Any]:
+        """Return the settings of every upload."""
+        return self._settings() if self.is_on else {}
+
+    @staticmethod
+    def in_words(entry: Mapping[str, Any]) -> str | None:
+        """Return the clipping and noise of an upload in a node's log, or None without clipping."""
+        if entry.get("noise"):
+            return f"clip {entry['clip']:g}, noise {entry['noise']:g}"
+        return f"clip {entry['clip']:g}" if entry.get("clip") else None
+
+    def _settings(self) -> dict[str, Any]:
+        privacy = self.privacy
+        return {"clip": privacy.clip, "noise": privacy.noise, "mode": privacy.mode}
+
+    def _claim(self, values: Mapping[str, Any]) -> str:
+        privacy = self.privacy
+        unit = "any change of" if privacy.mode == "local" else "leaving out"
+        text = (
+            f"({values['epsilon']:.4g}, {privacy.delta:g})-differential privacy for {unit} "
+            "everything that one client sent (not for single examples), at most "
+            f"{values['sums_of_one_client']} uploads, by Renyi accounting; noise of "
+            f"{privacy.noise:g} times the clipping norm of each field ({privacy.clip:g} unless the "
+            "method knows its bound), times the square root of the number of an upload's fields, "
+            f"was added by {self._source()}; "
+        )
+        if values["epsilon_sampled"] is not None:
+            text += (
+                f"{values['epsilon_sampled']:.4g} for replacing a client by another, against "
+                "observers who do not know who was sampled (uniform samples without replacement); "
+            )
+        return text + self._not_covered()
+
+    def _source(self) -> str:
+        if self.privacy.mode == "local":
+            return "each client to its upload, so the guarantee holds against the server too"
+        if self.privacy.secagg:
+            return (
+                "the clients, a part of it each, so the guarantee holds against the server too if "
+                "as many clients as the threshold keep their part secret"
+            )
+        return (
+            "the server to the sum, so the guarantee holds against observers of the models but not "
+            "against the server"
+        )
+
+    def _not_covered(self) -> str:
+        """Return a sentence about everything that the guarantee does not cover."""
+        released = ["the number of uploads", "tests on held-out data"]
+        if not self.privacy.task_end:
+            released.insert(0, "uploads of exchanges other than training")
+        text = f"not covered: {', '.join(released)}"
+        if self.simulated:
+            return f"{text}; noise drawn from the run's seed is for simulation only"
+        return text

@@ -197,8 +197,6 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.clients = self.path / "clients"
         self.model = self.path / "model"
-        self.sums = self.path / "sums.jsonl"
-        self.draws = self.path / "draws.txt"
         self._config = self.path / "config.yaml"
         self._events = self.path / EVENTS
         self._result = self.path / "result.json"

@@ -27,7 +27,7 @@ from perdure.report.matplotlib_charts import figures
 from perdure.runs.records import read_runs
 from perdure.training.experiment import Experiment
 from perdure.training.ledger import encode
-from perdure.training.privacy_summary import origin_of_draws, privacy_summary
+from perdure.training.privacy import origin_of_draws, privacy_summary
 from perdure.training.state import RunState
 
 if TYPE_CHECKING:

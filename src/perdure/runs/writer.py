@@ -78,8 +78,7 @@ class RunWriter:
         self.tracking = Tracking([])
         if directory is not None:
             self.files = checkpoint_files(directory, experiment)
-            experiment.privacy.sums.store_in(directory.sums)
-            experiment.privacy.draws.store_in(directory.draws)
+            experiment.privacy.store_in(directory.path)
 
     def finish(self, initial: RunState) -> Result:
         """Train from the last valid checkpoint, or from `initial`, to the end."""

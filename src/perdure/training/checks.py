@@ -21,6 +21,9 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tensors
 from perdure.data.streams.stream import Stream
 from perdure.models.network import Network
+from perdure.privacy.chain import PrivacyChain
+from perdure.privacy.secagg.journal import SecAggTransport
+from perdure.training.engines.engine import Engine
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -108,15 +111,11 @@ def check_tasks(stream: Stream, config: Config) -> None:
         )  # fmt: skip
 
 
-def check_min_rows(stream: Stream, min_rows: int) -> None:
-    """Refuse a minimum of rows that no client has in some task."""
-    for task in stream.tasks[: stream.known_tasks]:
-        largest = int(task.partition.sizes.max())
-        if largest < min_rows:
-            raise bad_value(
-                "privacy.min_rows", min_rows,
-                f"at most {largest}, the rows of the largest client of task {task.index + 1}",
-            )  # fmt: skip
+def check_engine(config: Config, privacy: PrivacyChain, engine: Engine) -> None:
+    """Refuse an engine whose clients are elsewhere and cannot protect their uploads."""
+    if privacy.key is not None and not (engine.in_process or isinstance(engine, SecAggTransport)):
+        kind = config.engine.kind
+        raise UserError(f"privacy.{privacy.key}: not supported by engine.kind {kind!r}")
 
 
 def check_exchanges(experiment: Experiment, params: Tensors) -> None:
@@ -139,7 +138,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
             split_exchanges(experiment.method.exchanges(context)).train,
             experiment.config_at(task),
         )
-        check_train(train, experiment.needs, config, experiment.privacy.simulated)
+        check_train(train, experiment.needs, config, experiment.privacy)
         if train.trainable == () and train.rounds != 0:
             raise UserError(
                 f"method: freezes every parameter in task {task + 1}; choose options that leave "
@@ -147,15 +146,13 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
             )
 
 
-def check_aggregation(train: Train, needs: Needs, config: Config) -> None:
+def check_aggregation(train: Train, needs: Needs, config: Config, privacy: PrivacyChain) -> None:
     """Refuse `train.aggregation` where the server does not see updates, or does not average them"""
-    kind, privacy, method = config.train.aggregation.kind, config.privacy, config.method["kind"]
+    kind, method = config.train.aggregation.kind, config.method["kind"]
     if kind == "mean":
         return
-    hides_noise = privacy.clip is not None and privacy.mode == "central"
     reasons = {
-        "privacy.secagg shows the server no client's update": privacy.secagg,
-        "privacy.clip with mode 'central' protects a sum of updates": hides_noise,
+        **{reason: True for reason in privacy.against_rules()},
         f"method {method!r} combines the updates itself": (
             train.combine is not None or train.per_client_updates
         ),
@@ -178,19 +175,17 @@ def check_trimmed(rule: AggregationConfig, clients: int) -> None:
         raise bad_value("train.aggregation.fraction", rule.fraction, expected)
 
 
-def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> None:
+def check_train(train: Train, needs: Needs, config: Config, privacy: PrivacyChain) -> None:
     """Refuse training that the engine or the privacy settings do not support."""
     allowed = "auto, serial or vector, since the method"
-    if not simulated and (needs.personal or train.private):
+    if not privacy.simulated and (needs.personal or train.private):
         raise bad_value("engine.kind", "flower", f"{allowed} has a personal model per client")
-    check_aggregation(train, needs, config)
+    check_aggregation(train, needs, config, privacy)
     if train.buffer_size is None:
         return
     closes = f"closes a round after {train.buffer_size} uploads (Train.buffer_size)"
-    if not simulated:
+    if not privacy.simulated:
         raise bad_value("engine.kind", "flower", f"{allowed} {closes}")
-    for key in ("secagg", "clip"):
-        value = getattr(config.privacy, key)
-        if value:
-            kind = config.method["kind"]
-            raise bad_value(f"privacy.{key}", value, f"off, since {kind!r} {closes}")
+    if privacy.key is not None:
+        value, kind = getattr(config.privacy, privacy.key), config.method["kind"]
+        raise bad_value(f"privacy.{privacy.key}", value, f"off, since {kind!r} {closes}")

@@ -30,7 +30,10 @@ from perdure.contract.uploads import (
 )
 from perdure.core.trees import Tensors
 from perdure.data.examples import Array
+from perdure.privacy.chain import PrivacyChain
+from perdure.privacy.mechanism import Place
 from perdure.training.aggregation import RULE_FIELDS, Rule
+from perdure.training.ledger import Ledger
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -51,10 +54,22 @@ class UploadCollector:
 
     is_incremental = True
     """Whether an added upload is counted regardless of the uploads after it."""
-    keeps_uploads = False
-    """Whether uploads are kept, so that they can be collected again without some clients."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        chain: PrivacyChain | None = None,
+        place: Place | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Collect the uploads of one exchange.
+
+        Args:
+            chain: The privacy of the run. If None, uploads are not protected.
+            place: The exchange, if there is a chain.
+            ledger: Counts the bytes of uploads. If None, they are not counted.
+
+        """
+        self.chain, self.place, self.ledger = chain, place, ledger
         self.collected = CollectedUploads()
         """The sums and per-client values so far."""
         self.rejected: list[int] = []
@@ -74,18 +89,32 @@ class UploadCollector:
         self.rule: Rule | None = None
         """How `update` and `buffers` become one. If None, they are summed as they arrive; else the
         values of all clients are kept until the collection is closed."""
+        self.keeps_uploads = chain is not None and not chain.simulated
+        """Whether uploads are kept, so that they can be collected again without some clients: other
+        machines may send anything."""
         self.weight_cap = math.inf
         """Number of examples beyond which a client's do not count."""
         self._kept: dict[str, dict[str, list[Tensor]]] = {}
         self._arrived: list[StackedUploads] = []
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
-        """Add uploads; clients with a value that is not finite are rejected."""
+        """Add uploads and count their bytes; clients with a value that is not finite are rejected.
+
+        Simulated clients protect their uploads here; nodes have done it themselves.
+        """
         if isinstance(uploads, MaskedUpload):
             raise TypeError("a masked upload requires secure aggregation")
         if isinstance(uploads, FailedUpload):
             self.failures.append(uploads)
             return
+        if self.chain is not None and self.place is not None and self.chain.simulated:
+            uploads = self.chain.on_clients(uploads, self.place)
+        if self.ledger is not None:
+            self.ledger.count_uploads(uploads)
+        self._add_up(uploads)
+
+    def _add_up(self, uploads: StackedUploads) -> None:
+        """Add the values of all clients that sent finite ones."""
         is_finite = finite_clients(uploads)
         if not all(is_finite):
             self.rejected += [c for c, ok in zip(uploads.clients, is_finite, strict=True) if not ok]
@@ -99,13 +128,15 @@ class UploadCollector:
                 self._add_field(name, field, uploads)
 
     def close(self) -> None:
-        """Finish the collection after the last upload: apply the rule, if there is one."""
+        """Finish after the last upload: apply the rule, and the server's part of the privacy."""
         for name, kept in self._kept.items():
             assert self.rule is not None
             stacked = {key: torch.cat(rows) for key, rows in kept.items()}
             self.collected.sums[name] = self.rule(stacked)
             self.collected.weights[name] = 1.0
         self._kept = {}
+        if self.chain is not None and self.place is not None:
+            self.collected = self.chain.on_server(self.collected, self.place)
 
     def _keep(self, name: str, value: Tensors) -> None:
         """Keep the values of a field for the rule."""
@@ -126,7 +157,7 @@ class UploadCollector:
         part.collected, part.rejected, part._arrived = CollectedUploads(), [], []
         for uploads in self._arrived:
             chosen = _select(uploads, [client in clients for client in uploads.clients])
-            UploadCollector.add(part, chosen)  # their bytes were counted when they arrived
+            part._add_up(chosen)  # their bytes were counted when they arrived
         part.close()
         return part.collected
 

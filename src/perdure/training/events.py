@@ -21,7 +21,7 @@ from perdure.evaluation.forgetting import Matrix
 from perdure.evaluation.metrics import MetricValues, needed_counts
 from perdure.training.collector import UploadCollector
 from perdure.training.experiment import Experiment
-from perdure.training.privacy_summary import privacy_spent
+from perdure.training.privacy import privacy_spent
 from perdure.training.state import RunState
 
 # ------------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def _loss(experiment: Experiment, collector: UploadCollector) -> Event:
     losses = [loss for c, loss in collector.losses.items() if c not in collector.rejected]
     total = sum(weight for weight, _ in losses)
     mean = sum(weight * loss for weight, loss in losses) / total if total else math.nan
-    is_private = experiment.config.privacy.clip is not None
-    return {} if is_private or not math.isfinite(mean) else {"loss": mean}
+    hidden = experiment.privacy.hides_mean_loss
+    return {} if hidden or not math.isfinite(mean) else {"loss": mean}
 
 
 def task_event(experiment: Experiment, state: RunState) -> Event:

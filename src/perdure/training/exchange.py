@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from perdure.contract.uploads import CollectedUploads, FailedUpload, MaskedUploa
 from perdure.core.errors import RunError
 from perdure.core.received import one_line
 from perdure.core.trees import Tree, as_decoded
+from perdure.privacy.mechanism import Place
 from perdure.training.aggregation import check_finite
 from perdure.training.collector import UploadCollector, weight_bounds, with_cap
 from perdure.training.events import likely_cause, warn_diverging
@@ -172,9 +174,17 @@ def open_collector(
     excluded: Collection[int] = (),
 ) -> UploadCollector:
     """Return a collector of the clients' uploads in an exchange, with their largest weights."""
-    bounds = weight_bounds(experiment, context, clients)
+    chain, bounds = experiment.privacy, weight_bounds(experiment, context, clients)
     norms = experiment.exchanges(state).clip_norms(context.exchange)
-    return experiment.privacy.collector(context, clients, state.ledger, bounds, norms, excluded)
+    place = Place(context, len(clients), norms)
+    if chain.sums is None:
+        collector = UploadCollector(chain, place, state.ledger)
+    else:
+        from perdure.training.secure_collector import SecureUploadCollector
+
+        collector = SecureUploadCollector(chain, place, clients, state.ledger, bounds, excluded)
+    collector.weight_cap = math.inf if bounds is None else bounds.cap
+    return collector
 
 
 def _broadcast_of(

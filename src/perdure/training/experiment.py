@@ -31,11 +31,12 @@ from perdure.models.network import Network, Outputs, make_network
 from perdure.models.ops import ForwardPass
 from perdure.models.prompts import Prompted
 from perdure.models.weights import load_weights
+from perdure.privacy.chain import PrivacyChain, make_chain
 from perdure.training.checks import (
     check_augmentation,
+    check_engine,
     check_exchanges,
     check_method,
-    check_min_rows,
     check_tasks,
     warn_of_unprotected,
 )
@@ -45,7 +46,6 @@ from perdure.training.engines import make_engine
 from perdure.training.engines.batches import local_steps, mean_local_steps
 from perdure.training.engines.engine import Engine
 from perdure.training.optimizers import learning_rate
-from perdure.training.privacy import PrivacyPolicy, make_privacy
 from perdure.training.settings import (
     TaskPlan,
     choose_head,
@@ -129,7 +129,7 @@ class Experiment:
     """The client states. It is the one part that changes while a run trains."""
     rng: Rng
     device: torch.device
-    privacy: PrivacyPolicy
+    privacy: PrivacyChain
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of predictions by name; none if only accuracy is measured."""
 
@@ -333,15 +333,16 @@ def build_experiment(
     if stream is None:
         stream = make_stream(config, rng).to(device)
         check_tasks(stream, config)
-        check_min_rows(stream, config.privacy.min_rows or 0)
-    stream = stream.with_min_rows(config.privacy.min_rows or 0)
+    privacy = make_chain(config, engine.in_process)
+    stream = privacy.limit_rows(stream, is_whole=given is None)
     check_augmentation(stream, config)
     rows = None if given is not None else first_rows(stream)
     network = network_of(config, method, stream, rows, method_dir).to(device)
     if (given is None or cache_dir is not None) and not config.data.augment:
         stream = cache_frozen_features(stream, network, cache_dir)
     store = ClientStore(folder)
-    privacy = make_privacy(config, method, stream, engine, rng)
+    check_engine(config, privacy, engine)
+    privacy.prepare(method, stream, engine, rng)
     return Experiment(config, method, stream, network, engine, store, rng, device, privacy, metrics)
 
 

@@ -90,7 +90,8 @@ def collect_with_attempts(
     If an earlier process died in this round, the sum of its last attempt comes first.
     """
     config, task = experiment.config_at(state.task), experiment.task(state.task)
-    started = experiment.privacy.started_sum(context)
+    sums = experiment.privacy.sums
+    started = None if sums is None else sums.started(context)
     if started is None:
         sampled, uploaded = sample_clients(config, task, context), set[int]()
     else:
@@ -233,7 +234,7 @@ def collect_buffered_uploads(
     losses: Losses = {}
     _start_clients(experiment, state, context, [c for c in sampled if c not in busy], losses)
     arrived = _wait(state, train, last=context.round == context.rounds - 1)
-    collector = experiment.privacy.collector(context, sampled, state.ledger)
+    collector = UploadCollector(ledger=state.ledger)
     collector.losses = losses
     staleness = {upload.client: context.round - upload.start_round for upload in arrived}
     for upload in sorted(arrived, key=lambda upload: upload.client):

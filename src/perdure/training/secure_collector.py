@@ -3,88 +3,32 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import torch
 
-from perdure.config.root import PrivacyConfig
 from perdure.contract.context import Context
 from perdure.contract.uploads import (
     CollectedUploads,
-    Each,
     FailedUpload,
-    Field,
     MaskedUpload,
     StackedUploads,
-    Sum,
     Upload,
     WeightBounds,
 )
 from perdure.core.errors import RunError
-from perdure.core.rng import Rng
 from perdure.core.trees import to_device
-from perdure.privacy.secagg.client import NOT_FINITE, SecAggClient
-from perdure.privacy.secagg.journal import (
-    MIN_CLIENTS,
-    SecAggTransport,
-    StartedSum,
-    SumJournal,
-    min_survivors,
-)
-from perdure.privacy.secagg.keys import TaskKeys, is_public_key
-from perdure.privacy.secagg.layout import KEY_BYTES, OVERHEAD, FixedPoint
-from perdure.privacy.secagg.messages import BelowThreshold, Session, SumRequest
+from perdure.privacy.chain import PrivacyChain
+from perdure.privacy.mechanism import Place
+from perdure.privacy.secagg.client import NOT_FINITE
+from perdure.privacy.secagg.journal import MIN_CLIENTS, StartedSum
+from perdure.privacy.secagg.keys import is_public_key
+from perdure.privacy.secagg.layout import KEY_BYTES, OVERHEAD
+from perdure.privacy.secagg.messages import BelowThreshold, encode
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.wire import decode, encode
 from perdure.training.collector import UploadCollector
 from perdure.training.ledger import Ledger
-
-# ------------------------------------------------------------------------------------------------
-# The clients of secure sums in a simulation, which protects nobody.
-# ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class SimulatedSecAggClients:
-    """All clients of secure sums in this process; their keys derive from the run's seed."""
-
-    rng: Rng
-    """Draws of the run."""
-    _task: int = -1
-    _clients: dict[int, SecAggClient] = field(default_factory=dict)
-    _sum_request: bytes = b""
-
-    def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
-        """Return the public keys of these clients, made when a client first joins in a task."""
-        if task != self._task:
-            self._task, self._clients = task, {}
-        for client in clients:
-            if client not in self._clients:
-                master = self.rng.numpy_generator("secagg", task, client).bytes(KEY_BYTES)
-                self._clients[client] = SecAggClient(TaskKeys(client, master))
-        return {client: self._clients[client].keys.public for client in clients}
-
-    def announce(self, sum_request: bytes) -> None:
-        """Set the request of the next uploads, and forget the sums of earlier rounds."""
-        self._sum_request = sum_request
-        position = decode(sum_request, SumRequest).session.position
-        for client in self._clients.values():
-            client.forget_before(position)
-
-    def upload(self, client: int, fields: Upload, weight: float) -> bytes:
-        """Return a client's masked upload."""
-        return self._clients[client].upload(self._sum_request, fields, weight)
-
-    def ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
-        """Return the answers of all clients that are asked."""
-        return {client: self._clients[client].answer(data) for client, data in requests.items()}
-
-
-# ------------------------------------------------------------------------------------------------
-# Secure aggregation within the loop: a collector of masked uploads.
-# ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -96,46 +40,42 @@ class SecureUploadCollector(UploadCollector):
 
     def __init__(
         self,
-        config: PrivacyConfig,
-        transport: SecAggTransport,
-        context: Context,
+        chain: PrivacyChain,
+        place: Place,
         clients: list[int],
         ledger: Ledger,
         bounds: WeightBounds | None = None,
-        journal: SumJournal | None = None,
         excluded: Collection[int] = (),
     ) -> None:
-        """Ask the clients for keys and announce the sum, or the one that `journal` has for this.
+        """Ask the clients for keys and announce the sum, or the one that the journal has for this.
 
         Raises:
             RunError: There are too few participants for a sum that hides them.
 
         """
         super().__init__()
+        context, sums = place.context, chain.sums
+        assert sums is not None
+        assert sums.transport is not None
         if 0 < len(clients) < MIN_CLIENTS:
             raise RunError(
                 f"task {context.task + 1}: a secure sum needs at least {MIN_CLIENTS} clients, and "
                 f"{len(clients)} have enough data of the task; the run stops at its last checkpoint"
             )
-        self.protect: Callable[[StackedUploads], StackedUploads] = lambda uploads: uploads
-        """Clips and adds noise to the uploads of simulated clients before they are masked."""
-        self.note_noise: Callable[[CollectedUploads], CollectedUploads] = lambda sums: sums
-        """Notes the noise that clients added in the opened sums."""
-        self._config, self._transport = config, transport
-        self._context, self._ledger, self._bounds = context, ledger, bounds
+        self._chain, self._place, self._ledger = chain, place, ledger
+        self._sums, self._transport = sums, sums.transport
+        self._bounds = bounds if bounds is None else chain.limit_weights(bounds, place)
         self._device = torch.device("cpu")
-        self._journal = journal if journal is not None else SumJournal()
+        self._journal = sums.journal
         self.uploaded |= set(excluded)
         started = self._journal.at(context.position)
         if started is None or started.request.session.attempt != context.attempt:
-            started = StartedSum(self._new_request(clients), tuple(clients), tuple(excluded))
+            keys = self._valid_keys(self._transport.public_keys(context.task, clients))
+            request = sums.request(context, keys, len(clients), self._bounds)
+            started = StartedSum(request, tuple(clients), tuple(excluded))
             self._journal.add(started)
         self._server = SecAggServer(started.request, started.known)
         self._announce(encode(started.request), started.request.clients)
-
-    def _new_request(self, clients: list[int]) -> SumRequest:
-        keys = self._valid_keys(self._transport.public_keys(self._context.task, clients))
-        return make_sum_request(self._config, self._context, keys, len(clients), self._bounds)
 
     def _valid_keys(self, keys: Mapping[int, bytes]) -> dict[int, bytes]:
         """Return the keys that others can use; the owners of all others are left out of the sum."""
@@ -155,7 +95,7 @@ class SecureUploadCollector(UploadCollector):
     def reopen(self, context: Context) -> SecureUploadCollector:
         """Return this collector for another attempt, in which the missing clients upload."""
         self._server.reopen()
-        self._context, self.abort_reason = context, None
+        self._place, self.abort_reason = replace(self._place, context=context), None
         self.failures, self.rejected = [], []
         for client, reason in self._server.declined.items():
             self._note_declined(client, reason)
@@ -175,14 +115,13 @@ class SecureUploadCollector(UploadCollector):
                 self.failures.append(uploads)
         elif isinstance(uploads, MaskedUpload):
             self._receive(uploads.client, uploads.data)
-        elif isinstance(self._transport, SimulatedSecAggClients):
-            uploads = self.protect(uploads)
+        else:
+            uploads = self._chain.on_clients(uploads, self._place)
             self._device = _device_of(uploads)
             for row, client in enumerate(uploads.clients):
-                fields = _unstack(uploads, row)
-                self._receive(client, self._transport.upload(client, fields, uploads.weights[row]))
-        else:
-            raise RunError("privacy.secagg: the engine passed on uploads that are not masked")
+                fields, weight = _unstack(uploads, row), uploads.weights[row]
+                masked = self._sums.seal(client, fields, weight, self._place)
+                self._receive(client, masked)
 
     def _receive(self, client: int, data: bytes) -> None:
         server = self._server
@@ -225,7 +164,7 @@ class SecureUploadCollector(UploadCollector):
         else:
             self._note_known()
             self._note_refused()
-            self.collected = self.note_noise(self.collected)
+            self.collected = self._chain.on_server(self.collected, self._place)
         self.collected.sums = to_device(self.collected.sums, self._device)
 
     def _checked(self, uploads: CollectedUploads) -> CollectedUploads:
@@ -233,7 +172,7 @@ class SecureUploadCollector(UploadCollector):
 
         Nobody can tell which client's weight is not, so the exchange cannot continue without it.
         """
-        rounding = len(uploads.clients) * 2.0**-self._config.precision
+        rounding = len(uploads.clients) * 2.0**-self._sums.privacy.precision
         reason = self._bounds.impossible(uploads, rounding) if self._bounds is not None else None
         if reason is not None:
             raise RunError(
@@ -244,7 +183,7 @@ class SecureUploadCollector(UploadCollector):
 
     @property
     def _where(self) -> str:
-        return f"task {self._context.task + 1} round {self._context.round + 1}"
+        return f"task {self._place.context.task + 1} round {self._place.context.round + 1}"
 
     def _note_refused(self) -> None:
         refused = self._server.refused.items()
@@ -256,21 +195,21 @@ class SecureUploadCollector(UploadCollector):
         ]
 
     def _abort(self, reason: str) -> None:
-        context, position = self._context, self._where
+        context, position = self._place.context, self._where
         left_out = [f"client {client}: not finite" for client in self.rejected]
         left_out += [f"client {failure.client}: {failure.reason}" for failure in self.failures]
         self.abort_reason = "; ".join([reason, *left_out])
         log.warning("%s: no secure sum: %s", position, self.abort_reason)
-        if context.attempt + 1 >= self._config.attempts:
+        if context.attempt + 1 >= self._sums.privacy.attempts:
             raise RunError(
-                f"{position}: no secure sum in {self._config.attempts} attempts "
+                f"{position}: no secure sum in {self._sums.privacy.attempts} attempts "
                 f"(privacy.attempts), the last time because {self.abort_reason}; the run stops at "
                 "its last checkpoint"
             )
 
     def _note_known(self) -> None:
         if self._server.known is not None:
-            self._journal.add_survivors(self._context.position, self._server.known)
+            self._journal.add_survivors(self._place.context.position, self._server.known)
 
     def _ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
         self._note_known()
@@ -281,30 +220,6 @@ class SecureUploadCollector(UploadCollector):
         return answers
 
 
-def make_sum_request(
-    config: PrivacyConfig,
-    context: Context,
-    public_keys: dict[int, bytes],
-    sampled: int,
-    bounds: WeightBounds | None = None,
-) -> SumRequest:
-    """Return the request for the sum of one exchange.
-
-    The threshold refers to all sampled clients. If too few of them have a key, the clients refuse
-    the request.
-    """
-    position = context.position
-    nonce = f"{context.rng.key('secagg-call', *position):016x}"
-    return SumRequest(
-        Session(*position, context.attempt, nonce),
-        public_keys,
-        min_survivors(sampled, config.threshold),
-        FixedPoint(config.bits, config.precision, max(1, len(public_keys))),
-        config.single_message,
-        bounds.cap if bounds is not None and bounds.cap < math.inf else None,
-    )
-
-
 def _device_of(uploads: StackedUploads) -> torch.device:
     """Return the device of the uploads, to which sums are moved: masks are made on the CPU."""
     tensors = (tensor for part in uploads.fields.values() for tensor in part.value.values())
@@ -313,12 +228,7 @@ def _device_of(uploads: StackedUploads) -> torch.device:
 
 def _unstack(uploads: StackedUploads, row: int) -> Upload:
     """Return one client's upload of a stack."""
-    fields: dict[str, Field] = {}
-    for name, value in uploads.fields.items():
-        if isinstance(value, Each):
-            raise RunError(
-                f"privacy.secagg: the method sends the field {name!r} as Each, "
-                "which secure aggregation cannot hide; its Needs.per_client_fields do not name it"
-            )
-        fields[name] = Sum({key: t[row] for key, t in value.value.items()}, value.weight)
-    return fields
+    return {
+        name: replace(field, value={key: tensor[row] for key, tensor in field.value.items()})
+        for name, field in uploads.fields.items()
+    }

@@ -5,38 +5,26 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag, ValidationError
 from pydantic_core import PydanticCustomError
 
 from perdure.config import Config
-from perdure.config.section import (
-    ConfigSection,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    Text,
-)
+from perdure.config.section import Text
 from perdure.config.sentences import describe
 from perdure.contract.exchanges import TaskExchanges
 from perdure.core.errors import UserError
 from perdure.core.files import sha256_file
 from perdure.deploy.custom_code import custom_kinds
-from perdure.federation.messages import BadMessage, NodeRequest
+from perdure.federation.messages import BadMessage, NodeRequest, as_bad_message
 from perdure.federation.node.run import MOST_RELEASES
-from perdure.privacy.secagg.journal import min_survivors
-
-if TYPE_CHECKING:
-    from perdure.privacy.secagg.messages import SumRequest
-
+from perdure.privacy.chain import OwnerPolicy, make_chain
+from perdure.privacy.secure_sums import count_survivors
 
 # ------------------------------------------------------------------------------------------------
 # What the owner of a node allows: the section `policy` of its node.yaml.
 # ------------------------------------------------------------------------------------------------
-
-MIN_ROWS = 8
-"""Rows of which a real node sends anything, unless its owner says otherwise."""
 
 
 def _check_any(value: str) -> str:
@@ -57,20 +45,12 @@ AnyOrList = Annotated[
 """The word any, or a list of what is allowed."""
 
 
-class NodePolicy(ConfigSection):
+class NodePolicy(OwnerPolicy):
     """What a node requires of a run before it takes part, and what it lets out.
 
     Example: `policy: {require_secagg: true, min_clients: 4, methods: [fedavg, fot]}`
     """
 
-    require_secagg: bool = False
-    """Refuse runs without `privacy.secagg`."""
-    min_clients: PositiveInt = 1
-    """Refuse runs, and secure sums, of fewer clients."""
-    min_rows: NonNegativeInt = MIN_ROWS
-    """Send nothing about fewer rows: of a client, or of a class in statistics of classes."""
-    min_noise: NonNegativeFloat = 0.0
-    """Refuse runs whose `privacy.noise` is smaller, or whose server adds the noise itself."""
     methods: tuple[Text, ...] | None = None
     """Methods that may run. If null, all."""
     fields: tuple[Text, ...] | None = None
@@ -90,22 +70,12 @@ class NodePolicy(ConfigSection):
             BadMessage: The sentence names the key of the policy, the value and what is required.
 
         """
-        privacy, count = config.privacy, config.clients.count
-        if self.require_secagg and not privacy.secagg:
-            raise _refusal("require_secagg", "privacy.secagg", "true", False)
-        if count < self.min_clients:
-            raise _refusal("min_clients", "clients.count", f"at least {self.min_clients}", count)
-        if self.min_noise and not self._has_noise(config):
-            required = f"at least {self.min_noise:g}, with privacy.secagg or mode local"
-            raise _refusal("min_noise", "privacy.noise", required, privacy.noise)
+        unmet = make_chain(config, simulated=False).unmet(self)
+        if unmet is not None:
+            raise _refusal(*unmet)
         self._check_methods(config)
         self._check_code(config)
         self._check_files(config)
-
-    def _has_noise(self, config: Config) -> bool:
-        privacy = config.privacy
-        is_local = privacy.secagg or privacy.mode == "local"
-        return is_local and privacy.task_end and (privacy.noise or 0.0) >= self.min_noise
 
     def _check_methods(self, config: Config) -> None:
         parts = [config.method, *(config.method.get("with") or [])]
@@ -244,48 +214,6 @@ def check_releases(request: NodeRequest, others: int) -> None:
         )
 
 
-def check_sum_request(
-    data: bytes, request: NodeRequest, config: Config, min_clients: int
-) -> SumRequest:
-    """Refuse a sum that is not the one which the accepted config asks for.
-
-    Raises:
-        BadMessage: The sum differs from the config in its place, its format or its clients.
-
-    """
-    from perdure.privacy.secagg.messages import MalformedMessage, SumRequest
-    from perdure.privacy.secagg.wire import decode
-
-    try:
-        wanted = decode(data, SumRequest)
-    except MalformedMessage as error:
-        raise BadMessage(f"sum request: {error}") from None
-    privacy, position, count = config.privacy, request.position, len(wanted.public_keys)
-    if wanted.session.position != (position.task, position.round, position.exchange):
-        raise BadMessage("sum request: it belongs to another round or exchange")
-    form = wanted.fixed_point
-    got = (form.bits, form.precision, wanted.single_message)
-    if got != (privacy.bits, privacy.precision, privacy.single_message):
-        raise BadMessage(
-            "sum request: bits, precision and single_message must be those of the config, "
-            f"got {got}"
-        )
-    if form.clients != count:  # it decides which values are too large to be sent
-        raise BadMessage(f"sum request: the format must be for {count} clients, got {form.clients}")
-    if not all(0 <= client < config.clients.count for client in wanted.public_keys):
-        raise BadMessage(f"sum request: clients must be below {config.clients.count}")
-    if count < min_clients or wanted.threshold < min_survivors(count, privacy.threshold):
-        raise BadMessage(
-            f"sum request: must need at least {min_survivors(count, privacy.threshold)} of at "
-            f"least {min_clients} clients, got {wanted.threshold} of {count}"
-        )
-    cap = wanted.weight_cap
-    if cap is not None and (cap < 1 or config.federation is None):
-        expected = "at least 1, in a federation with local data"
-        raise BadMessage(f"sum request: weight_cap: must be {expected}, got {cap:g}")
-    return wanted
-
-
 def check_survivors(data: bytes, min_clients: int) -> None:
     """Refuse to open a sum from which so many clients dropped out that it is of too few.
 
@@ -293,13 +221,8 @@ def check_survivors(data: bytes, min_clients: int) -> None:
         BadMessage: It is no such request, or fewer clients are left.
 
     """
-    from perdure.privacy.secagg.messages import DropoutRequest, MalformedMessage, UnmaskRequest
-    from perdure.privacy.secagg.wire import decode_either
-
-    try:
-        left = len(set(decode_either(data, DropoutRequest, UnmaskRequest).survivors))
-    except MalformedMessage as error:
-        raise BadMessage(f"secure sum: {error}") from None
+    with as_bad_message():
+        left = count_survivors(data)
     if left < min_clients:
         raise BadMessage(
             f"policy.min_clients of this node: a secure sum must be of at least {min_clients} "

@@ -16,6 +16,7 @@ from perdure.contract.uploads import Each, Upload
 from perdure.core.trees import Tree
 from perdure.evaluation.evaluator import MODES
 from perdure.federation.messages import NodeRequest
+from perdure.privacy.chain import protection_of
 
 LOG_NAME = "released.jsonl"
 """Name of the file in a node's folder."""
@@ -140,13 +141,3 @@ def _sum_of(row: Released, later: Released) -> Released:
         fields=later.fields or row.fields,
         protection=later.protection or row.protection,
     )
-
-
-def protection_of(entry: Entry) -> str:
-    """Return how an upload was protected, in words."""
-    parts = ["masked"] if entry.get("masked") else []
-    if entry.get("noise"):
-        parts.append(f"clip {entry['clip']:g}, noise {entry['noise']:g}")
-    elif entry.get("clip"):
-        parts.append(f"clip {entry['clip']:g}")
-    return ", ".join(parts) or "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -92,6 +93,20 @@ class SecAggClientStore:
         """Store the client before its answer leaves the node, so that no answer is forgotten."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(self._path, json.dumps(self._client.to_tree()).encode("ascii"))
+
+
+@dataclass(frozen=True)
+class SumMasks:
+    """A client's masks of one secure sum."""
+
+    store: SecAggClientStore
+    """The client."""
+    sum_request: bytes
+    """The request for the sum."""
+
+    def upload(self, client: int, fields: Upload, weight: float) -> bytes:
+        """Return the client's masked upload."""
+        return self.store.upload(self.sum_request, fields, weight)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -12,15 +12,16 @@ from typing import Any
 from perdure.config import Config
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.uploads import ClientResult, Field, Upload, limit_weights, stack_of_one
-from perdure.core.rng import SystemRng
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.images import make_augmentation
 from perdure.data.partition import small_clients
 from perdure.data.streams.stream import Task
-from perdure.federation.messages import BadMessage, NodeRequest, body_entry
-from perdure.federation.node.policy import NodePolicy, check_exchange, check_sum_request
+from perdure.federation.messages import BadMessage, NodeRequest, RequestBody, as_bad_message
+from perdure.federation.node.policy import NodePolicy, check_exchange
 from perdure.federation.node.run import ClientStateHistory
-from perdure.federation.node.secrets import SecretDraws, SecretSource
+from perdure.federation.node.secrets import SecAggClientStore, SecretDraws, SecretSource, SumMasks
+from perdure.privacy.chain import PrivacyChain
+from perdure.privacy.mechanism import Place
 from perdure.training import client_store as client_states
 from perdure.training.collector import finite_clients, with_cap
 from perdure.training.engines.engine import client_work
@@ -28,7 +29,6 @@ from perdure.training.engines.serial import SerialEngine
 from perdure.training.experiment import Experiment
 from perdure.training.local_training import LocalTraining
 from perdure.training.optimizers import learning_rate
-from perdure.training.privacy import PrivacyPolicy
 from perdure.training.settings import TaskPlan
 
 # ------------------------------------------------------------------------------------------------
@@ -115,7 +115,9 @@ class ClientUpload:
     client: Client
     """The client, as it was before its work."""
     fields: Upload
-    """The upload, clipped and with noise if the config says so."""
+    """The upload, as the run's privacy changes it."""
+    sealed: bytes | None
+    """The upload as bytes that hide it. If None, it leaves as it is."""
     loss: float | None
     """Its mean training loss. If None, it did not train."""
     is_secret: bool
@@ -129,7 +131,9 @@ class ClientExchanges:
     experiment: Experiment
     """The objects built from the config, with the node's data."""
     config: Config
-    """The config that the node accepted, with its `privacy` section."""
+    """The config that the node accepted."""
+    privacy: PrivacyChain
+    """The privacy that it asks for, which is applied here."""
     policy: NodePolicy
     """What the owner of the node allows."""
     folder: Path
@@ -144,7 +148,7 @@ class ClientExchanges:
         runs = self.config.runs
         return runs.checkpoint_every * runs.keep_checkpoints + 2
 
-    def receive(self, request: NodeRequest, tree: Tree) -> ReceivedBroadcast:
+    def receive(self, request: NodeRequest, body: RequestBody) -> ReceivedBroadcast:
         """Return the content of a request.
 
         Raises:
@@ -152,7 +156,7 @@ class ClientExchanges:
 
         """
         position, experiment = request.position, self.experiment
-        params, buffers, fields = (body_entry(tree, k) for k in ("params", "buffers", "broadcast"))
+        params, buffers, fields = (body.part(k) for k in ("params", "buffers", "broadcast"))
         plan = experiment.plan_task(position.task, params, position.clients_with_data)
         check_exchange(request, plan.exchanges, plan.rounds)
         train = experiment.config_at(position.task).train
@@ -163,23 +167,23 @@ class ClientExchanges:
         )  # fmt: skip
         server = Server(params, buffers, experiment.method.ServerState())
         received = ReceivedBroadcast(context, plan, server, {"params": params, **fields})
-        return self._with_sum(request, tree, received)
+        return self._with_sum(request, body, received)
 
     def _with_sum(
-        self, request: NodeRequest, tree: Tree, received: ReceivedBroadcast
+        self, request: NodeRequest, body: RequestBody, received: ReceivedBroadcast
     ) -> ReceivedBroadcast:
         """Add the request for a secure sum, which must be there if the config says so."""
-        if ("sum_request" in tree) != self.config.privacy.secagg:
-            expected = "masked" if self.config.privacy.secagg else "plain"
+        sums = self.privacy.sums
+        if (body.sum_request is not None) != (sums is not None):
+            expected = "masked" if sums is not None else "plain"
             raise BadMessage(f"the config of the run asks for {expected} uploads")
-        if not self.config.privacy.secagg or not _communicates(request, received.plan):
+        if sums is None or not _communicates(request, received.plan):
             return received
-        try:
-            data = bytes.fromhex(tree["sum_request"])
-        except (TypeError, ValueError):
-            raise BadMessage("sum request: must be hex digits") from None
-        wanted = check_sum_request(data, request, self.config, self.policy.min_clients)
-        members, context = len(wanted.public_keys), received.context
+        data = bytes.fromhex(body.sum_request or "")
+        context = received.context
+        with as_bad_message():
+            wanted = sums.check_request(data, context.position, self.policy.min_clients)
+        members = len(wanted.public_keys)
         if request.position.exchange:  # parts of a common noise are larger if clients are few
             with_data = min(context.clients_with_data, members)
             context = replace(context, clients_with_data=with_data)
@@ -203,12 +207,12 @@ class ClientExchanges:
             tree = client_states.to_stored_tree(stored, result.state, private, method)
             history.put(number, sequence_number, tree)
         limited = limit_weights(result.fields, client.max_weight)
-        fields = self._protect(received, client, limited)
-        return ClientUpload(client, fields, work.loss, self._is_secret(client))
+        fields, sealed = self._protect(request, received, client, limited)
+        return ClientUpload(client, fields, sealed, work.loss, self._is_secret(client))
 
     def _check_fields(self, received: ReceivedBroadcast, upload: Upload) -> None:
         self.policy.check_fields(list(upload))
-        if upload and self.config.privacy.secagg and not received.sum_request:
+        if upload and self.privacy.sums is not None and not received.sum_request:
             raise BadMessage("the method sends something in an exchange without communication")
 
     def _client(self, received: ReceivedBroadcast, number: int, stored: Tree) -> Client:
@@ -234,21 +238,29 @@ class ClientExchanges:
         )  # fmt: skip
         return train_alone(training, client)
 
-    def _protect(self, received: ReceivedBroadcast, client: Client, upload: Upload) -> Upload:
-        """Clip an upload and add noise that no other machine can repeat, if the config says so."""
-        if self.config.privacy.clip is None or not upload:
-            return upload
-        stacked = stack_of_one(client.id, client.weight, upload)
-        context = replace(client.context, rng=SystemRng())
+    def _protect(
+        self, request: NodeRequest, received: ReceivedBroadcast, client: Client, upload: Upload
+    ) -> tuple[Upload, bytes | None]:
+        """Return an upload as the mechanisms of the run change it, and the bytes that seal it."""
+        if not upload:
+            return upload, None
+        context, masks = client.context, None
+        if received.sum_request:
+            masks = SumMasks(self.sum_client(request, client.id), received.sum_request)
         norms = received.plan.exchanges.clip_norms(context.exchange)
-        policy = PrivacyPolicy(self.config)
-        protected = policy.protect(stacked, context, received.sum_clients, norms)
-        return {name: without_client_axis(field) for name, field in protected.fields.items()}
+        place = Place(context, received.sum_clients, norms, masks)
+        stacked = stack_of_one(client.id, client.weight, upload)
+        changed = self.privacy.on_clients(stacked, place)
+        fields = {name: without_client_axis(field) for name, field in changed.fields.items()}
+        return fields, self.privacy.seal(client.id, fields, client.weight, place)
+
+    def sum_client(self, request: NodeRequest, client: int) -> SecAggClientStore:
+        """Return a client's side of the secure sums of a task."""
+        return SecAggClientStore(self.folder / "secure", client, request.position.task)
 
     def _is_secret(self, client: Client) -> bool:
-        privacy, source = self.config.privacy, client.secret_source
-        is_drawn = isinstance(source, SecretDraws) and source.were_used
-        return privacy.secagg or privacy.clip is not None or is_drawn
+        source = client.secret_source
+        return self.privacy.draws or (isinstance(source, SecretDraws) and source.were_used)
 
 
 def _communicates(request: NodeRequest, plan: TaskPlan) -> bool:

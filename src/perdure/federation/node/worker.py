@@ -15,7 +15,7 @@ from perdure.contract.context import Server
 from perdure.contract.states import partial_from_tree
 from perdure.core.documents import yaml_value
 from perdure.core.errors import RunError, UserError
-from perdure.core.received import one_line, read_mapping, read_tensors, read_text
+from perdure.core.received import one_line
 from perdure.core.trees import Tree, to_device
 from perdure.data.streams.stream import Task
 from perdure.evaluation.evaluator import MODES, EvaluationCounts, Evaluator
@@ -23,9 +23,9 @@ from perdure.federation.evaluation_counts import counts_tree
 from perdure.federation.messages import (
     BadMessage,
     NodeRequest,
-    as_bad_message,
-    body_entry,
+    RequestBody,
     pack,
+    read_body,
     to_bytes,
     to_tensor,
     unpack,
@@ -47,9 +47,9 @@ from perdure.federation.node.release_log import (
     upload_entry,
 )
 from perdure.federation.node.run import RUN_NAME, NodeRun, SentReplies
-from perdure.federation.node.secrets import SecAggClientStore
 from perdure.federation.node.uploads import ClientExchanges, ClientUpload, ReceivedBroadcast
 from perdure.federation.server.stream import node_count
+from perdure.privacy.chain import make_chain
 from perdure.training.experiment import Experiment, build_experiment
 
 # ------------------------------------------------------------------------------------------------
@@ -59,21 +59,6 @@ from perdure.training.experiment import Experiment, build_experiment
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def check_body(tree: Tree) -> None:
-    """Refuse a body whose parts have another type than those of a server.
-
-    Raises:
-        BadMessage: The model is not made of tensors, or a sum request is not hexadecimal.
-
-    """
-    with as_bad_message():
-        for key in ("params", "buffers"):
-            read_tensors(key, tree.get(key, {}))
-        for key in ("broadcast", "state"):
-            read_mapping(key, tree.get(key, {}))
-        bytes.fromhex(read_text("sum_request", tree.get("sum_request", ""), 1 << 30))
 
 
 def refuses_bad_requests(serve: Callable[P, T]) -> Callable[P, T]:
@@ -141,24 +126,23 @@ class Node:
             BadMessage: The request is not valid for this node.
 
         """
-        tree = to_device(unpack(body), self.experiment.device)
-        check_body(tree)
+        parts = read_body(to_device(unpack(body), self.experiment.device))
         with self.run.serving():
             self._check(request)
             if request.kind in ("train", "exchange"):
-                return self._serve_exchange(request, body, tree)
-            content = self._answer(request, tree)
+                return self._serve_exchange(request, body, parts)
+            content = self._answer(request, parts)
             reply = pack(content)
             said = reply_entry(request, content)
             self.log.add([{**self._entry(request), **said, "bytes": len(reply)}])
             return reply
 
-    def _answer(self, request: NodeRequest, tree: Tree) -> Tree:
+    def _answer(self, request: NodeRequest, parts: RequestBody) -> Tree:
         """Return the reply to a request that is no exchange of the method."""
         if request.kind == "announce":
             return self._start_task(request.position.task)
         if request.kind == "evaluate":
-            return {"counts": [counts_tree(c) for c in self._evaluate(request, tree)]}
+            return {"counts": [counts_tree(c) for c in self._evaluate(request, parts)]}
         if request.kind == "public_keys":
             return self._public_keys(request)
         if request.kind == "reveal":
@@ -168,7 +152,7 @@ class Node:
 
     def _check(self, request: NodeRequest) -> None:
         """Refuse requests for other clients, or for a task that is not current."""
-        request.position.check()
+        request.position.read_again()
         if request.position.task >= self.experiment.task_count:
             raise BadMessage(f"the run has no task {request.position.task + 1}")
         check_clients(request, self.number, self.nodes, self.experiment.config.clients.count)
@@ -195,7 +179,7 @@ class Node:
     # ---- secure sums
 
     def _public_keys(self, request: NodeRequest) -> Tree:
-        stores = {client: self._secagg_client(request, client) for client in request.clients}
+        stores = {client: self.clients.sum_client(request, client) for client in request.clients}
         return {
             "public_keys": {str(c): to_tensor(store.public_key()) for c, store in stores.items()}
         }
@@ -205,18 +189,18 @@ class Node:
         wanted = {client: data for client, data in encoded.items() if client in request.clients}
         for data in wanted.values():
             check_survivors(data, self.clients.policy.min_clients)
-        answers = {c: self._secagg_client(request, c).answer(data) for c, data in wanted.items()}
-        return {"answers": {str(c): to_tensor(answer) for c, answer in answers.items()}}
-
-    def _secagg_client(self, request: NodeRequest, client: int) -> SecAggClientStore:
-        return SecAggClientStore(self.run.folder / "secure", client, request.position.task)
+        answers: Tree = {}
+        for client, data in wanted.items():
+            answer = self.clients.sum_client(request, client).answer(data)
+            answers[str(client)] = to_tensor(answer)
+        return {"answers": answers}
 
     # ---- exchanges
 
-    def _serve_exchange(self, request: NodeRequest, body: bytes, tree: Tree) -> bytes:
+    def _serve_exchange(self, request: NodeRequest, body: bytes, parts: RequestBody) -> bytes:
         """Return the uploads of the node's clients: those sent before, if it is a repetition."""
         sent = SentReplies(self.run.folder / "sent", self.clients.kept_positions + _EXCHANGES)
-        received = self.clients.receive(request, tree)
+        received = self.clients.receive(request, parts)
         known, others = sent.get(request, body), sent.others(request, body)
         if known is not None:
             self._remember(request, received, known)
@@ -224,7 +208,7 @@ class Node:
             return _with_releases(known, request, others + 1)
         check_releases(request, others)
         uploads = [self.clients.run(request, received, number) for number in request.clients]
-        reply = pack(self._uploads(request, received, uploads))
+        reply = pack(self._uploads(uploads))
         is_secret = any(upload.is_secret for upload in uploads)
         counted = _with_releases(reply, request, others + 1) if is_secret else reply
         self.log.add(self._upload_entries(request, uploads, len(counted)))
@@ -237,22 +221,18 @@ class Node:
         """Store which masked uploads leave the node, after the reply that holds them."""
         masked = unpack(reply)["masked"] if received.sum_request else {}
         for client, upload in masked.items():
-            store = self._secagg_client(request, int(client))
+            store = self.clients.sum_client(request, int(client))
             store.remember(received.sum_request, to_bytes(upload) or b"")
 
-    def _uploads(
-        self, request: NodeRequest, received: ReceivedBroadcast, uploads: list[ClientUpload]
-    ) -> Tree:
+    def _uploads(self, uploads: list[ClientUpload]) -> Tree:
         """Return the uploads of the node's clients, masked if the config says so."""
         plain, masked, losses = {}, {}, {}
         for upload in uploads:
             name = str(upload.client.id)
             if self._reports_losses and upload.loss is not None:
                 losses[name] = upload.loss
-            if received.sum_request and upload.fields:
-                store = self._secagg_client(request, upload.client.id)
-                weight = upload.client.weight
-                masked[name] = to_tensor(store.upload(received.sum_request, upload.fields, weight))
+            if upload.sealed is not None:
+                masked[name] = to_tensor(upload.sealed)
             else:
                 plain[name] = upload_tree(upload.fields)
         return {"uploads": plain, "masked": masked, **({"losses": losses} if losses else {})}
@@ -260,31 +240,28 @@ class Node:
     @property
     def _reports_losses(self) -> bool:
         """Whether training losses are sent, in the clear; not if uploads are masked or noisy."""
-        privacy, fields = self.clients.config.privacy, self.clients.policy.fields
-        is_allowed = fields is None or "losses" in fields
-        return is_allowed and privacy.clip is None and not privacy.secagg
+        fields = self.clients.policy.fields
+        return (fields is None or "losses" in fields) and not self.clients.privacy.hides_losses
 
     def _upload_entries(
         self, request: NodeRequest, uploads: list[ClientUpload], size: int
     ) -> list[Entry]:
-        privacy = self.clients.config.privacy
-        clipped = {"clip": privacy.clip, "noise": privacy.noise, "mode": privacy.mode}
+        protection = self.clients.privacy.logged()
         return [
             {
                 **self._entry(request), "client": upload.client.id,
                 "rows": len(upload.client.data.index), **upload_entry(upload.fields),
                 **({"loss": upload.loss} if self._reports_losses else {}),
-                "masked": privacy.secagg, **(clipped if privacy.clip is not None else {}),
-                "bytes": size // len(uploads),
+                **protection, "bytes": size // len(uploads),
             }
             for upload in uploads
         ]  # fmt: skip
 
     # ---- evaluation
 
-    def _evaluate(self, request: NodeRequest, tree: Tree) -> list[EvaluationCounts]:
+    def _evaluate(self, request: NodeRequest, parts: RequestBody) -> list[EvaluationCounts]:
         experiment, task = self.experiment, request.position.task
-        params, buffers, fields = (body_entry(tree, key) for key in ("params", "buffers", "state"))
+        params, buffers, fields = (parts.part(key) for key in ("params", "buffers", "state"))
         state = partial_from_tree(experiment.method.ServerState, fields, "server state")
         server = Server(params, buffers, state)
         evaluator = Evaluator(
@@ -336,14 +313,15 @@ def make_node(
     node_run = NodeRun(state / run)
     node_run.accept(text)
     stream = local_stream(config, Path(str(data)), number) if config.federation else None
+    chain = make_chain(config, simulated=False)
     local = {
         "engine": AutoEngineConfig(),
-        "privacy": PrivacyConfig(min_rows=max(policy.min_rows, config.privacy.min_rows or 0)),
+        "privacy": PrivacyConfig(**chain.on_node(policy)),
         "evaluate": EvaluateConfig(),  # the server computes metrics; requests name the counts
     }  # fmt: skip
     experiment = build_experiment(
         config.model_copy(update=local), stream=stream, cache_dir=node_run.folder / "feature_cache"
     )
-    exchanges = ClientExchanges(experiment, config, policy, node_run.folder)
+    exchanges = ClientExchanges(experiment, config, chain, policy, node_run.folder)
     log = ReleaseLog(state.parent / LOG_NAME)
     return Node(number, node_count(config), node_run, exchanges, log, stream is not None)

@@ -12,8 +12,8 @@ from perdure.algebra.sketches import signal_energy, signal_values
 from perdure.algebra.subspaces import Subspace, principal_directions
 from perdure.core.registry import is_installed
 from perdure.core.trees import Tensors
-from perdure.privacy import noise as accounting
-from perdure.privacy.noise import clip_norm, fot_sigma, gaussian_sigma
+from perdure.privacy import accounting
+from perdure.privacy.accounting import clip_norm, fot_sigma, gaussian_sigma
 
 # ------------------------------------------------------------------------------------------------
 # The principal directions of a summed sketch, and how many of them noise has left.

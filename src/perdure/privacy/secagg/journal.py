@@ -13,8 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from perdure.core.documents import json_value
 from perdure.core.errors import RunError
 from perdure.core.received import read_integer
-from perdure.privacy.secagg.messages import SumRequest, Survivors
-from perdure.privacy.secagg.wire import decode, encode
+from perdure.privacy.secagg.messages import SumRequest, Survivors, decode, encode
 
 # ------------------------------------------------------------------------------------------------
 # How a server reaches the clients of secure sums, and how many of them it needs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perdure.contract.uploads import CollectedUploads, Sum, Upload
+from perdure.core.received import (
+    REAL_DTYPES,
+    Integer,
+    Items,
+    OneOf,
+    Part,
+    Shape,
+    Text,
+    bad,
+    read_distinct,
+)
 from perdure.core.trees import Tensors
 
 # ------------------------------------------------------------------------------------------------
@@ -25,6 +36,19 @@ COMMIT_BYTES = 16
 """Size of a commitment."""
 TAG_BYTES = 16
 """Size by which encryption grows a text."""
+SHARE_BYTES = 33
+"""Size of a share of a secret."""
+SEALED_BYTES = SHARE_BYTES + TAG_BYTES
+"""Size of an encrypted share."""
+DIGEST_BYTES = 32
+"""Size of the digest of a request."""
+LARGEST = 1_000_000_000
+"""Upper bound on indices and counts in messages."""
+MOST_CLIENTS = 1_000_000
+"""Upper bound on the clients of a sum."""
+_MOST = 100_000
+"""Upper bound on the fields and tensors of an upload."""
+_DTYPES = tuple(str(dtype).removeprefix("torch.") for dtype in REAL_DTYPES)
 OVERHEAD = "secagg"
 """Name in the ledger of all bytes except the masked values."""
 
@@ -44,11 +68,11 @@ Vector = NDArray[Any]
 class FixedPoint:
     """A fixed-point format for sums over at most `clients` clients."""
 
-    bits: int
+    bits: Annotated[int, Integer(32, 64)]
     """Bits of a number: 32 or 64."""
-    precision: int
+    precision: Annotated[int, Integer(0, 63)]
     """Bits after the binary point."""
-    clients: int
+    clients: Annotated[int, Integer(1, LARGEST)]
     """Largest number of clients in a sum."""
 
     def __post_init__(self) -> None:
@@ -126,13 +150,13 @@ Row = NDArray[np.float64]
 class Slot:
     """The position of one tensor in a row."""
 
-    field: str
+    field: Annotated[str, Text()]
     """Name of the upload's field."""
-    key: str
+    key: Annotated[str, Text()]
     """Name of the tensor within the field."""
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], Shape()]
     """Shape of the tensor."""
-    dtype: str
+    dtype: Annotated[str, OneOf(_DTYPES)]
     """Name of its torch dtype, such as "float32"."""
 
     @property
@@ -145,10 +169,17 @@ class Slot:
 class Layout:
     """The meaning of a row's numbers, which is the same for all clients of an exchange."""
 
-    fields: tuple[str, ...]
+    fields: Annotated[tuple[str, ...], Items(Text(), _MOST, distinct=True)]
     """Names of the fields, in the order of their weights."""
-    slots: tuple[Slot, ...]
+    slots: Annotated[tuple[Slot, ...], Items(Part(Slot), _MOST)]
     """The tensors, in the order of their values."""
+
+    def check(self) -> None:
+        """Raise a ValueError if a tensor is there twice, or of no field."""
+        read_distinct("slots", [(slot.field, slot.key) for slot in self.slots])
+        for slot in self.slots:
+            if slot.field not in self.fields:
+                raise bad("field", slot.field, "one of the layout's fields")
 
     @property
     def size(self) -> int:

@@ -19,8 +19,10 @@ from perdure.privacy.secagg.messages import (
     MaskedRow,
     SumRequest,
     Survivors,
+    decode,
+    decode_either,
+    encode,
 )
-from perdure.privacy.secagg.wire import decode, decode_either, encode
 
 log = logging.getLogger(__name__)
 Ask = Callable[[dict[int, bytes]], Mapping[int, bytes]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from perdure.privacy.secagg.layout import SHARE_BYTES
+
 PRIME = 2**256 + 297
 """The smallest prime above 2^256, so that every secret of 32 bytes is a field element."""
 SECRET_BYTES = 32
 """Size of a secret."""
-SHARE_BYTES = 33
-"""Size of a share."""
 
 
 def share(
