@@ -161,9 +161,9 @@ mutate: $(READY)
 release: $(READY)
 	$(BIN)/python tools/release.py $(ARGS)
 
-# The shape of the code: hops, doors, second dispatches. `tools/house.py --record` records what fell.
+# The shape of the code: hops, doors, second dispatches. ARGS=--record records what fell.
 house: $(READY)
-	$(BIN)/python tools/house.py
+	$(BIN)/python tools/house.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist site .mutate-coverage .test-durations.json .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
