@@ -134,6 +134,7 @@ def test_an_installed_package_is_not_copied_and_finds_its_files(
     assert perdure.load(out, trust=True).predict(IMAGES).shape == (20,)
 
 
+@pytest.mark.slow
 def test_predict_asks_for_trust(folder: Path, tmp_path: Path) -> None:
     out, rows = tmp_path / "run", tmp_path / "rows.npy"
     assert main(["run", str(folder / "c.yaml"), "--out", str(out), "-q"]) == 0
