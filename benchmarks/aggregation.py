@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from perdure.config import AggregationConfig, parse
-from perdure.config.train import AGGREGATIONS
+from perdure.config import parse
+from perdure.config.train import Aggregation
 from perdure.contract.uploads import StackedUploads, Sum, stack_of_one
-from perdure.training.aggregation import make_rule
 from perdure.training.collector import UploadCollector
 
 CLIENTS, TURNS = 50, 5
@@ -36,7 +35,7 @@ def main(clients: int = CLIENTS, turns: int = TURNS) -> dict[str, Any]:
     torch.set_num_threads(1)
     try:
         uploads = [_upload(client) for client in range(clients)]
-        rules = {kind: _seconds(kind, uploads, turns) for kind in AGGREGATIONS}
+        rules = {kind: _seconds(kind, uploads, turns) for kind in Aggregation.registry().builtin}
     finally:
         torch.set_num_threads(threads)
     return {
@@ -57,18 +56,18 @@ def _upload(client: int) -> StackedUploads:
 
 
 def _seconds(kind: str, uploads: list[StackedUploads], turns: int) -> dict[str, Any]:
-    config = parse({"train": {"aggregation": kind}}).train.aggregation
-    seconds = [_turn(config, uploads) for _ in range(turns)]
+    rule = parse({"train": {"aggregation": kind}}).train.aggregation
+    seconds = [_turn(rule, uploads) for _ in range(turns)]
     return {
         "median_seconds": round(statistics.median(seconds), 3),
         "seconds": [round(each, 3) for each in seconds],
     }
 
 
-def _turn(config: AggregationConfig, uploads: list[StackedUploads]) -> float:
+def _turn(rule: Aggregation, uploads: list[StackedUploads]) -> float:
     start = time.perf_counter()
     collector = UploadCollector()
-    collector.rule = make_rule(config)
+    collector.rule = None if rule.is_sum else rule
     for upload in uploads:
         collector.add(upload)
     collector.close()

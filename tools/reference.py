@@ -13,10 +13,10 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from perdure.config import STREAMS, Config
+from perdure.config import Config
 from perdure.config.data import DomainConfig
-from perdure.config.overrides import UNIONS, classes_of
-from perdure.config.section import custom_class
+from perdure.config.overrides import KIND_SECTIONS, UNIONS, classes_of
+from perdure.config.section import KindSection, custom_class
 from perdure.config.sentences import type_in_words, value_in_words
 from perdure.evaluation.forgetting import DEFINITIONS
 from perdure.evaluation.metrics import METRICS, meaning
@@ -53,13 +53,11 @@ def _section(name: str) -> list[str]:
     """Return the heading, the description and the tables of a section."""
     field = Config.model_fields[name]
     heading = ["", f"## {name}", ""]
-    if name == "stream":
-        classes = {kind: STREAMS.find(kind) for kind in STREAMS.builtin}
-        return [*heading, field.description or "", *_kinds("stream", "kind", classes)]
-    if name in UNIONS:
+    with_kinds = {*KIND_SECTIONS, *UNIONS}
+    if name in with_kinds:
         return [*heading, field.description or "", *_union(name)]
     cls = _class(field.annotation)
-    inner = [path for path in UNIONS if path.startswith(f"{name}.")]
+    inner = [path for key in cls.model_fields if (path := f"{name}.{key}") in with_kinds]
     skip = {path.rpartition(".")[2] for path in inner}
     lines = [*heading, _text(cls.__doc__ or ""), "", *_table(_own_keys(cls, f"{name}.", skip))]
     for path in inner:
@@ -69,6 +67,10 @@ def _section(name: str) -> list[str]:
 
 
 def _union(section: str) -> list[str]:
+    if section in KIND_SECTIONS:
+        base = KIND_SECTIONS[section]
+        classes = {kind: base.registry().find(kind) for kind in base.registry().builtin}
+        return _kinds(section, base.kind_key, classes)
     key, union = UNIONS[section]
     classes = classes_of(union, key)
     custom = custom_class(get_args(union)[0], key)
@@ -147,6 +149,9 @@ def _row(key: str, field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        made = field.get_default(call_default_factory=True)
+        return f"`{value_in_words(made.kind if isinstance(made, KindSection) else made)}`"
     if field.is_required():
         return "must be given"
     return "-" if field.default is None else f"`{value_in_words(field.default)}`"

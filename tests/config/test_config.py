@@ -88,7 +88,7 @@ CHOICES = {
     "model.kind": "resnet18-reduced",
     "model.norm": "group",
     "model.head": "growing",
-    "train.optimizer": "adamw",
+    "train.optimizer.kind": "adamw",
     "train.schedule.kind": "cosine",
     "train.weighting": "uniform",
     "train.outputs": "seen",
@@ -192,7 +192,7 @@ def test_the_other_values(key, value, sentence):
 
 
 @pytest.mark.parametrize("section", ["data", "stream", "clients", "clients.partition", "train"])
-@pytest.mark.parametrize("value", [5, None, "iid", [1]])
+@pytest.mark.parametrize("value", [5, None, [1]])
 def test_a_section_must_be_a_section(section, value):
     assert refusal(nested(section, value)) == (f"{section}: must be a mapping, got {value!r}")
 

@@ -10,22 +10,27 @@ import yaml
 
 from perdure.cli.main import main
 from perdure.config import (
-    STREAMS,
     Config,
-    SgdOptimizer,
-    VectorEngineConfig,
     dump,
     load,
     override,
     override_key,
     parse,
+    read_saved,
     read_yaml,
 )
-from perdure.config.overrides import UNIONS, classes_of, keys_of
+from perdure.config.overrides import KIND_SECTIONS, UNIONS, classes_of, keys_of
 from perdure.core.errors import UserError
+from perdure.deploy.custom_code import custom_kinds
+from perdure.runs.run import run
+from perdure.training.engines.vector import VectorEngineConfig
+from perdure.training.optimizers import SgdOptimizer
 
 SECTIONS = {path: classes_of(union, key) for path, (key, union) in UNIONS.items()}
-SECTIONS["stream"] = {kind: STREAMS.find(kind) for kind in STREAMS.builtin}
+SECTIONS |= {
+    path: {kind: base.registry().find(kind) for kind in base.registry().builtin}
+    for path, base in KIND_SECTIONS.items()
+}
 NEEDED = {"path": "a"}
 
 
@@ -97,7 +102,8 @@ def test_keys_of_other_kinds_are_refused(path: str, kind: str) -> None:
         ),
         (
             {"train": {"optimizer": "adem", "momentum": 0.9}},
-            "train.optimizer: must be 'sgd', 'adam' or 'adamw', got 'adem'",
+            "train.optimizer.kind: must be sgd, adam, adamw, or a dotted path to a class, "
+            "got 'adem'",
         ),
         ({"train": {"momentum": 1}}, "train.momentum: must be less than 1, got 1"),
         (
@@ -215,3 +221,84 @@ def test_every_key_has_a_meaning() -> None:
         cls = type(getattr(Config(), name))
         assert all(described(cls).values()), cls
     assert all(described(Config).values())
+
+
+EVIL = "from pathlib import Path\nPath('executed').touch()\n"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"stream": {"kind": "evil.Stream"}},
+        {"engine": {"kind": "evil.Engine"}},
+        {"train": {"aggregation": {"kind": "evil.Rule"}}},
+        {"train": {"optimizer": "evil.Optimizer"}},
+        {"train": {"schedule": {"kind": "evil.Schedule"}}},
+        {"extensions": [{"tasks": 1, "settings": {"train.aggregation": "evil.Rule"}}]},
+        {"extensions": [{"tasks": 1, "settings": {"train.optimizer": {"kind": "evil.Optimizer"}}}]},
+    ],
+    ids=str,
+)
+def test_reading_a_saved_config_executes_no_code_that_it_names(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text(EVIL, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    if "extensions" in values:
+        with pytest.raises(UserError, match=r"^extensions\.settings: "):
+            read_saved(values)
+    else:
+        assert any("evil." in kind for kind in custom_kinds(read_saved(values)))
+    assert not (tmp_path / "executed").exists()
+
+
+RULE = """
+from typing import Annotated
+import torch
+from pydantic import Field
+from perdure.config import Aggregation, OptimizerConfig, Schedule
+from perdure.training.optimizers import Sgd
+
+
+class Largest(Aggregation):
+    \"\"\"The largest change of each parameter.\"\"\"
+
+    factor: Annotated[float, Field(gt=0)] = 1.0
+
+    def combine(self, stacked):
+        return {name: self.factor * value.amax(0) for name, value in stacked.items()}
+
+
+class Half(Schedule):
+    \"\"\"Half the learning rate in every round.\"\"\"
+
+    def factor(self, round_, rounds):
+        return 0.5
+
+
+class Plain(OptimizerConfig):
+    \"\"\"SGD without keys.\"\"\"
+
+    def make(self, decay):
+        return Sgd(0.0)
+"""
+
+
+def test_rules_schedules_and_optimizers_by_dotted_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_kinds.py").write_text(RULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    train = {
+        "rounds": 1, "lr": 0.2, "optimizer": "own_kinds.Plain", "schedule": "own_kinds.Half",
+        "aggregation": {"kind": "own_kinds.Largest", "factor": 2},
+    }  # fmt: skip
+    values = {"stream": {"tasks": 1}, "engine": "serial", "train": train}
+    result = run(values, out=tmp_path / "run")
+    halved = {"rounds": 1, "lr": 0.1, "aggregation": {"kind": "own_kinds.Largest", "factor": 2}}
+    same = run(values | {"train": halved})
+    assert result.values["model_sha256"] == same.values["model_sha256"]
+    assert (tmp_path / "run" / "method" / "own_kinds.py").is_file()
+    assert parse(yaml.safe_load(dump(parse(values)))) == parse(values)
+    with pytest.raises(UserError, match=r"^train\.aggregation\.factor: must be greater than 0"):
+        parse(values | {"train": {"aggregation": {"kind": "own_kinds.Largest", "factor": 0}}})

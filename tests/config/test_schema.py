@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from perdure.cli.main import main
-from perdure.config import STREAMS, override_key, read_yaml
+from perdure.config import override_key, read_yaml
+from perdure.data.streams import STREAMS
 from perdure.methods.registry import METHODS, config_schema
 from perdure.recipes import list_recipes
 
@@ -131,6 +132,8 @@ def test_other_ways_to_write_it_are_accepted(key: str, value: Any) -> None:
 
 def test_all_kinds_are_offered_with_meanings() -> None:
     streams, methods = SCHEMA["properties"]["stream"]["anyOf"], SCHEMA["$defs"]["Method"]["anyOf"]
+    names, *streams = streams
+    assert names == {"enum": STREAMS.names()}
     offered = [[c["properties"]["kind"].get("const") for c in part] for part in (streams, methods)]
     assert offered == [[*STREAMS.names(), None], [*METHODS.names(), None]]
     fot = methods[offered[1].index("fot")]["properties"]["threshold"]

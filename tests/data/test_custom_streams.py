@@ -14,9 +14,9 @@ import torch
 import yaml
 
 import perdure
-from perdure.config import STREAMS, Config, StreamConfig, parse
+from perdure.config import Config, StreamConfig, parse
 from perdure.core.rng import Rng
-from perdure.data.streams import make_stream
+from perdure.data.streams import STREAMS, make_stream
 from perdure.data.streams.permuted import PermutedStream
 
 GUIDE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.config import STREAMS, parse
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.registry import Registry
+from perdure.data.streams import STREAMS
 from perdure.methods.registry import KINDS, METHODS
 
 pytestmark = pytest.mark.slow

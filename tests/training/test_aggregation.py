@@ -11,7 +11,6 @@ from perdure.contract import Method, Needs, Preferences, Train
 from perdure.contract.uploads import Sum, stack_of_one
 from perdure.core.errors import UserError
 from perdure.runs.run import run
-from perdure.training.aggregation import make_rule
 from perdure.training.collector import UploadCollector
 
 CONFIG = {
@@ -32,7 +31,8 @@ def with_rule(rule, **changes):
 
 def collected(rule, uploads, weights):
     collector = UploadCollector()
-    collector.rule = make_rule(parse({"train": {"aggregation": rule}}).train.aggregation)
+    aggregation = parse({"train": {"aggregation": rule}}).train.aggregation
+    collector.rule = None if aggregation.is_sum else aggregation
     for client, upload in enumerate(uploads):
         collector.add(stack_of_one(client, weights[client], upload))
     collector.close()
@@ -139,7 +139,10 @@ def test_noise_on_every_upload_is_compatible():
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("mode", "train.aggregation: must be 'mean', 'median', 'trimmed_mean' or 'norm_bound'"),
+        (
+            "mode",
+            "train.aggregation.kind: must be mean, median, trimmed_mean, norm_bound, or a dotted",
+        ),
         ({"kind": "trimmed_mean", "fraction": 0.5}, "train.aggregation.fraction: must be"),
         ({"kind": "median", "fraction": 0.1}, "train.aggregation.fraction: unknown key"),
         ({"kind": "norm_bound", "norm": 0}, "train.aggregation.norm: must be"),

@@ -46,7 +46,7 @@ from perdure.federation.node.process import run_node
 from perdure.federation.node.release_log import LOG_NAME, ReleaseLog, summarize
 from perdure.federation.node.run import clean_state
 from perdure.federation.server.process import running_server
-from perdure.federation.server.stream import node_count
+from perdure.federation.settings import node_count
 
 # ------------------------------------------------------------------------------------------------
 # The table of what has left a node, for perdure federation node --show.

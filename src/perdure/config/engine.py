@@ -2,69 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
 from perdure.config.section import (
-    ByKind,
     ConfigSection,
     Fraction,
+    KindSection,
     NonNegativeFloat,
-    PositiveFloat,
     PositiveInt,
     one_or_several,
 )
 
+if TYPE_CHECKING:
+    from perdure.config.root import Config
 
-class AutoEngineConfig(ConfigSection):
-    """Serial or vector, whichever a short trial finds faster.
 
-    Example: `engine: {kind: auto}`
-    """
+class EngineConfig(KindSection):
+    """Where client work runs."""
 
-    kind: Literal["auto"] = "auto"
+    registry_path: ClassVar[str] = "perdure.training.engines:ENGINES"
+
+    kind: str = ""
     """Where local training runs: auto, serial, vector or flower."""
-    chunk: PositiveInt | None = None
-    """Clients trained as one stack, if vector is chosen. Default: found by the trial."""
 
+    chooses: ClassVar[bool] = False
+    """Whether a trial chooses one of several engines."""
+    simulates: ClassVar[bool] = True
+    """Whether clients are simulated in this process, so that a trial may choose it."""
 
-class SerialEngineConfig(ConfigSection):
-    """Clients train one after another.
+    @property
+    def is_open(self) -> bool:
+        """Whether a trial chooses the engine, or how many clients it stacks."""
+        stacks = "chunk" in type(self).model_fields
+        return self.chooses or (stacks and self.chunk_size is None)
 
-    Example: `engine: {kind: serial}`
-    """
+    @property
+    def chunk_size(self) -> int | None:
+        """Clients trained as one stack, if the section says so."""
+        chunk: int | None = getattr(self, "chunk", None)
+        return chunk
 
-    kind: Literal["serial"] = "serial"
+    def make(self, config: Config) -> Any:
+        """Return the `perdure.training.engines.engine.Engine` of a config."""
+        raise NotImplementedError
 
+    def launch(self, *args: Any) -> tuple[dict[str, Any], Path | None]:
+        """Run a whole config elsewhere, if it does not simulate; return its result and folder."""
+        raise NotImplementedError
 
-class VectorEngineConfig(ConfigSection):
-    """Clients are stacked and train at the same time.
+    def with_chunk(self, chunk: int | None) -> EngineConfig:
+        """Return the section with another number of stacked clients, if it stacks any."""
+        if chunk is None or "chunk" not in type(self).model_fields:
+            return self
+        return self.model_copy(update={"chunk": chunk})
 
-    Example: `engine: {kind: vector, chunk: 10}`
-    """
-
-    kind: Literal["vector"] = "vector"
-    chunk: PositiveInt | None = None
-    """Clients trained as one stack. Default: as many as fit in the cache."""
-
-
-class FlowerEngineConfig(ConfigSection):
-    """Clients train on the nodes of a federation; `perdure run` starts a local one.
-
-    Example: `engine: {kind: flower, nodes: 2}`
-    """
-
-    kind: Literal["flower"] = "flower"
-    nodes: PositiveInt | None = None
-    """Node processes of a local trial. Default: one per client."""
-    timeout: PositiveFloat = 600.0
-    """Seconds to wait for a node's reply. Nodes that reply later are left out of the round."""
-
-
-EngineConfig = Annotated[
-    AutoEngineConfig | SerialEngineConfig | VectorEngineConfig | FlowerEngineConfig, ByKind()
-]
+    def chosen(self, kind: str | None, chunk: int | None) -> EngineConfig:
+        """Return the section with what it leaves open as a trial has chosen it."""
+        section = self
+        if self.chooses and kind is not None:
+            section = self.registry().find(kind)().with_chunk(self.chunk_size)
+        return section.with_chunk(section.chunk_size or chunk)
 
 
 NodeName = Annotated[str, Field(pattern=r"^node-(0|[1-9][0-9]{0,8})$")]

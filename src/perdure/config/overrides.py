@@ -8,14 +8,9 @@ from perdure.config.clients import PartitionConfig
 from perdure.config.data import DataConfig
 from perdure.config.engine import EngineConfig
 from perdure.config.model import ModelConfig
-from perdure.config.section import ConfigSection, custom_class, named_classes
-from perdure.config.stream import STREAMS
-from perdure.config.train import (
-    FLAT_OPTIMIZER_KEYS,
-    AggregationConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-)
+from perdure.config.section import ConfigSection, KindSection, custom_class, named_classes
+from perdure.config.stream import StreamConfig
+from perdure.config.train import FLAT_OPTIMIZER_KEYS, Aggregation, OptimizerConfig, Schedule
 from perdure.core.errors import UserError
 
 # ------------------------------------------------------------------------------------------------
@@ -26,12 +21,18 @@ UNIONS: dict[str, tuple[str, Any]] = {
     "data": ("source", DataConfig),
     "clients.partition": ("kind", PartitionConfig),
     "model": ("kind", ModelConfig),
-    "train.optimizer": ("kind", OptimizerConfig),
-    "train.schedule": ("kind", ScheduleConfig),
-    "train.aggregation": ("kind", AggregationConfig),
-    "engine": ("kind", EngineConfig),
 }
 """By section the key that chooses its class, and the union of its classes."""
+
+
+KIND_SECTIONS: dict[str, type[KindSection]] = {
+    "stream": StreamConfig,
+    "train.optimizer": OptimizerConfig,
+    "train.schedule": Schedule,
+    "train.aggregation": Aggregation,
+    "engine": EngineConfig,
+}
+"""The sections with several kinds, by the base of their classes."""
 
 
 def classes_of(union: Any, key: str) -> dict[str, type[ConfigSection]]:
@@ -41,8 +42,9 @@ def classes_of(union: Any, key: str) -> dict[str, type[ConfigSection]]:
 
 def keys_of(section: str, kind: Any) -> set[str] | None:
     """Return the keys that a section has with a kind; None if they are not known."""
-    if section == "stream":
-        return set(STREAMS.find(kind).model_fields) if STREAMS.is_builtin(kind) else None
+    if section in KIND_SECTIONS:
+        registry = KIND_SECTIONS[section].registry()
+        return set(registry.find(kind).model_fields) if registry.is_builtin(kind) else None
     if section not in UNIONS:
         return None
     key, union = UNIONS[section]

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    model_validator,
+)
 
 from perdure.config.clients import ClientsConfig
 from perdure.config.data import DataConfig, DigitsData, DomainConfig
-from perdure.config.engine import AutoEngineConfig, EngineConfig, FederationConfig
+from perdure.config.engine import EngineConfig, FederationConfig
 from perdure.config.model import MlpModel, ModelConfig
 from perdure.config.overrides import override_key
 from perdure.config.section import (
     NOT_BOOL,
+    ChosenByKind,
     ConfigSection,
+    KindSection,
     NonNegativeInt,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
     Text,
+    kind_sections,
     read_section,
 )
-from perdure.config.stream import AnyStream, StreamConfig, default_stream
+from perdure.config.stream import StreamConfig
 from perdure.config.train import TrainConfig
 from perdure.core.errors import UserError
 from perdure.core.registry import dotted_path, kind_of
@@ -224,18 +232,22 @@ class Config(ConfigSection):
     """Seed from which every random draw of the run derives."""
     data: DataConfig = DigitsData()
     """Where examples come from and how they are read."""
-    stream: AnyStream = Field(default_factory=default_stream)
+    stream: Annotated[SerializeAsAny[StreamConfig], ChosenByKind()] = Field(
+        default_factory=StreamConfig.default
+    )
     """The tasks and their order."""
-    clients: ClientsConfig = ClientsConfig()
+    clients: ClientsConfig = Field(default_factory=ClientsConfig)
     """The clients: how many there are, how many train per round, and what they hold."""
     model: ModelConfig = MlpModel()
     """The network that is trained."""
     method: dict[str, Any] = Field(default={"kind": "fedavg"})
     """`kind` (a name, the name of an installed method, or the dotted path of a custom one), the
     method's hyperparameters, and `with`, a list of methods to combine it with."""
-    train: TrainConfig = TrainConfig()
+    train: TrainConfig = Field(default_factory=TrainConfig)
     """How a client trains and how the server averages."""
-    engine: EngineConfig = AutoEngineConfig()
+    engine: Annotated[SerializeAsAny[EngineConfig], ChosenByKind()] = Field(
+        default_factory=EngineConfig.default
+    )
     """Where local training runs."""
     federation: FederationConfig | None = None
     """What nodes agree on if they read local data instead of `data`. If None, they do not."""
@@ -319,7 +331,12 @@ class Config(ConfigSection):
             values = override_key(values, key, value)
         sections: dict[str, type[ConfigSection]] = {"train": TrainConfig, "clients": ClientsConfig}
         try:
-            changed = {name: read_section(cls, values[name], {}) for name, cls in sections.items()}
+            changed = {
+                name: _with_classes_of(
+                    read_section(cls, values[name], {"imports": False}), getattr(self, name)
+                )
+                for name, cls in sections.items()
+            }
         except ValueError as error:
             raise ValueError(f"extensions.settings: {error}") from None
         return self.model_copy(update=changed)
@@ -337,6 +354,23 @@ class Config(ConfigSection):
     def total_rounds(self, tasks: int) -> int:
         """Return the rounds of the first `tasks` tasks together."""
         return sum(self.rounds(task) for task in range(tasks))
+
+
+def _with_classes_of(section: ConfigSection, before: ConfigSection) -> ConfigSection:
+    """Return a section that was read without imports, with the custom classes that it had before.
+
+    Settings come from files of runs, whose code must not be executed by reading them.
+    """
+    same = {}
+    for key, value in kind_sections(section):
+        earlier = getattr(before, key, None)
+        if type(value).registry().is_builtin(value.kind_name):
+            continue
+        if not isinstance(earlier, KindSection) or value.model_dump() != earlier.model_dump():
+            expected = "built in, since settings of an extension name no custom classes"
+            raise ValueError(f"{key}.kind: must be {expected}, got {value.kind_name!r}")
+        same[key] = earlier
+    return section.model_copy(update=same) if same else section
 
 
 def _with_paths_of_classes(values: dict[str, Any]) -> dict[str, Any]:

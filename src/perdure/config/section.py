@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -16,11 +17,13 @@ from pydantic import (
     GetJsonSchemaHandler,
     Tag,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from perdure.config.sentences import KIND_KEYS, describe, join_or
-from perdure.core.registry import is_object
+from perdure.core.errors import UserError
+from perdure.core.registry import Registry, import_object, is_object
 
 # ------------------------------------------------------------------------------------------------
 # Types of the values in a config: numbers with bounds, strings, and words that YAML changes.
@@ -257,3 +260,125 @@ def read_section(cls: type[_Section], values: Mapping[str, Any], context: Contex
         return cls.model_validate(values, context=context)
     except ValidationError as error:
         raise ValueError(describe(error.errors()[0], section=cls, values=values)) from None
+
+
+# ------------------------------------------------------------------------------------------------
+# Sections with several kinds. A kind is one class: its keys, what it does, and its check.
+#
+# A section's base class stands in this package; the classes of its kinds and the registry that
+# names them stand in the package that uses them. The registry is found by its dotted path when a
+# config is read, so that lower layers need not import higher ones.
+# ------------------------------------------------------------------------------------------------
+
+
+class KindSection(ConfigSection):
+    """Base of the sections with several kinds, each a subclass that `registry` names.
+
+    Use `Annotated[SerializeAsAny[Base], ChosenByKind()]` as the type of the section.
+    """
+
+    registry_path: ClassVar[str]
+    """Dotted path of the registry of kinds, `package.module:NAME`."""
+    kind_key: ClassVar[str] = "kind"
+    """Key that names the kind."""
+
+    @property
+    def kind_name(self) -> str:
+        """The kind, by whichever key the section names it."""
+        name: str = getattr(self, self.kind_key)
+        return name
+
+    @classmethod
+    def registry(cls) -> Registry[Self]:
+        """Return the registry of the kinds, whose package is imported."""
+        found: Registry[Self] = import_object(cls.registry_path.replace(":", "."))
+        return found
+
+    @classmethod
+    def default(cls) -> Self:
+        """Return the section of a config that names no kind."""
+        registry = cls.registry()
+        return registry.find(registry.default)()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_of_the_class(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or cls.kind_key in values:
+            return values
+        return {cls.kind_key: cls.registry().name_of(cls), **values}
+
+
+@dataclass(frozen=True)
+class ChosenByKind:
+    """Reads a section as the class that its kind names; a name alone stands for the section."""
+
+    def __get_pydantic_core_schema__(
+        self, source: type[KindSection], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return a schema that validates with the class of the kind alone."""
+
+        def choose(value: Any, _: Any, info: core_schema.ValidationInfo) -> KindSection:
+            return value if isinstance(value, source) else read_kind(source, value, info.context)
+
+        metadata = {"kind_base": source}
+        schema = core_schema.with_info_wrap_validator_function(choose, handler(source))
+        return {**schema, "metadata": metadata}
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the schema of all kinds; all but the first require the key that names it."""
+        base: type[KindSection] = schema["metadata"]["kind_base"]
+        registry, key = base.registry(), base.kind_key
+        names: dict[type[KindSection], list[str]] = {}
+        for kind in registry.names():
+            names.setdefault(registry.find(kind), []).append(kind)
+        choices: list[dict[str, Any]] = [{"enum": registry.names()}]
+        for number, (found, kinds) in enumerate(names.items()):
+            choices.append(handler(found.__pydantic_core_schema__))
+            section = handler.resolve_ref_schema(choices[-1])
+            section["properties"][key].pop("default", None)
+            section["properties"][key] |= {"const": kinds[0]} if not kinds[1:] else {"enum": kinds}
+            if number:
+                others = (name for name in section.get("required", []) if name != key)
+                section["required"] = [key, *others]
+        dotted = {"type": "string", "pattern": r"\.", "description": "Dotted path of a class."}
+        custom = {"type": "object", "properties": {key: dotted}, "required": [key]}
+        return {"anyOf": [*choices, custom]}
+
+
+def read_kind(base: type[KindSection], value: Any, context: Context) -> KindSection:
+    """Return a section as the class that its kind names; a mistake is a ValueError."""
+    key, registry, context = base.kind_key, base.registry(), context or {}
+    values = {key: value} if isinstance(value, str | type) else dict(as_mapping(value))
+    kind = values.setdefault(key, registry.default)
+    if not context.get("imports", True) and not registry.is_readable(kind):
+        return read_section(_saved(base), values, context)
+    try:
+        found = registry.find(kind, context.get("folder"), key)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    if isinstance(kind, type):
+        values[key] = registry.name_of(kind)
+    return read_section(found, values, context)
+
+
+@cache
+def _saved(base: type[KindSection]) -> type[KindSection]:
+    """Return the class of a custom kind of a run that is only read: its code is not imported."""
+    body = {"model_config": ConfigDict(extra="allow"), "__module__": base.__module__}
+    return type(f"Saved{base.__name__}", (base,), body)
+
+
+def kind_sections(value: Any, path: str = "") -> Iterator[tuple[str, KindSection]]:
+    """Yield all sections with kinds within a config, or a part of it, with their keys."""
+    if isinstance(value, KindSection):
+        yield path, value
+    if isinstance(value, BaseModel):
+        items = [(name, getattr(value, name)) for name in type(value).model_fields]
+    elif isinstance(value, list | tuple):
+        items = [(str(number), item) for number, item in enumerate(value)]
+    else:
+        items = []
+    for name, item in items:
+        yield from kind_sections(item, f"{path}.{name}" if path else name)

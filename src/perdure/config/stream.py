@@ -1,27 +1,26 @@
-"""The `stream` section of a config: the base of all kinds, and the registry of kinds."""
+"""The `stream` section of a config: the base of all kinds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import ConfigDict, SerializeAsAny, ValidationInfo, WrapValidator, model_validator
-
-from perdure.config.section import ConfigSection, Fraction, PositiveInt, as_mapping, read_section
-from perdure.core.errors import UserError
-from perdure.core.registry import Registry
+from perdure.config.section import Fraction, KindSection, PositiveInt
 
 if TYPE_CHECKING:
     from perdure.config.root import Config
     from perdure.core.rng import Rng
 
 
-class StreamConfig(ConfigSection):
+class StreamConfig(KindSection):
     """The tasks and their order. A kind of stream is a subclass with its keys and `build`.
 
-    The registry names the kind: `STREAMS`, an entry point, or the dotted path of the class.
+    A registry names the kind: `STREAMS` of perdure.data.streams, an entry point, or the dotted
+    path of the class.
 
     Example: `stream: {kind: permuted, tasks: 5}`
     """
+
+    registry_path: ClassVar[str] = "perdure.data.streams:STREAMS"
 
     kind: str = ""
     """What makes a task: permuted, split, domains, pool or given, the name of an installed kind, or
@@ -59,57 +58,3 @@ class StreamConfig(ConfigSection):
         With more tasks, the result still begins with the tasks of that stream.
         """
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _kind_of_the_class(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "kind" in values:
-            return values
-        return {"kind": STREAMS.name_of(cls), **values}
-
-
-STREAMS: Registry[StreamConfig] = Registry(
-    key="stream.kind",
-    base=StreamConfig,
-    base_name="perdure.StreamConfig",
-    group="perdure.streams",
-    builtin={
-        "permuted": "perdure.data.streams.permuted.PermutedStream",
-        "split": "perdure.data.streams.split.SplitStream",
-        "domains": "perdure.data.streams.domains.DomainStream",
-        "pool": "perdure.data.streams.pool.PoolStream",
-        "given": "perdure.data.streams.given.GivenStream",
-    },
-)
-DEFAULT_STREAM = "permuted"
-
-
-def default_stream() -> StreamConfig:
-    """Return the stream of a config that names none."""
-    return STREAMS.find(DEFAULT_STREAM)()
-
-
-class SavedStream(StreamConfig):
-    """A custom stream of a run that is only read: its class is not imported."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-def _read_stream(value: Any, _: Any, info: ValidationInfo) -> StreamConfig:
-    if isinstance(value, StreamConfig):
-        return value
-    values = dict(as_mapping(value))
-    kind = values.setdefault("kind", DEFAULT_STREAM)
-    context = info.context or {}
-    if not context.get("imports", True) and not STREAMS.is_builtin(kind):
-        return read_section(SavedStream, values, context)
-    try:
-        stream_class = STREAMS.find(kind, context.get("folder"))
-    except UserError as error:  # its sentence names the section, which is added to those here
-        raise ValueError(str(error).removeprefix("stream.")) from error
-    if isinstance(kind, type):
-        values["kind"] = STREAMS.name_of(kind)
-    return read_section(stream_class, values, context)
-
-
-AnyStream = Annotated[SerializeAsAny[StreamConfig], WrapValidator(_read_stream)]

@@ -1,23 +1,24 @@
-"""The `train` section of a config, with its optimizers, schedules and rules of aggregation."""
+"""The `train` section of a config, and the bases of its optimizers, schedules and rules."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    BeforeValidator,
     Field,
     GetJsonSchemaHandler,
+    SerializeAsAny,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema
 
 from perdure.config.section import (
     NOT_BOOL,
-    ByKind,
+    ChosenByKind,
     ConfigSection,
+    KindSection,
     NonNegativeFloat,
     PerTask,
     PositiveFloat,
@@ -26,180 +27,73 @@ from perdure.config.section import (
 )
 from perdure.config.sentences import describe
 
+if TYPE_CHECKING:
+    from perdure.core.trees import Tensors
+
 # ------------------------------------------------------------------------------------------------
-# How the server turns the clients' updates of a round into one: `train.aggregation`.
+# Bases of the sections with several kinds. The kinds are classes of perdure.training.
 # ------------------------------------------------------------------------------------------------
 
 
-class MeanAggregation(ConfigSection):
-    """The mean, weighted by `train.weighting`. One hostile client can move it anywhere.
+class Aggregation(KindSection):
+    """How the server turns the clients' updates of a round into one."""
 
-    Example: `aggregation: mean`
-    """
+    registry_path: ClassVar[str] = "perdure.training.aggregation:AGGREGATIONS"
 
-    kind: Literal["mean"] = "mean"
+    kind: str = ""
     """How the server turns the clients' updates of a round into one: mean, median, trimmed_mean or
     norm_bound. All but the mean give every client the same weight, keep the updates of a round's
     clients in memory at the same time, and need updates that the server sees."""
 
+    is_sum: ClassVar[bool] = False
+    """Whether it is the weighted mean, whose sums need no single update."""
 
-class MedianAggregation(ConfigSection):
-    """The median of each parameter's changes.
+    def check(self, clients: int) -> None:
+        """Refuse a rule that has no effect among this many clients of a round, by a UserError."""
 
-    Example: `aggregation: median`
-    """
-
-    kind: Literal["median"] = "median"
-
-
-class TrimmedMeanAggregation(ConfigSection):
-    """The mean of each parameter's changes, without the smallest and the largest ones.
-
-    Example: `aggregation: {kind: trimmed_mean, fraction: 0.3}`
-    """
-
-    kind: Literal["trimmed_mean"] = "trimmed_mean"
-    fraction: Annotated[float, Field(gt=0, lt=0.5, allow_inf_nan=False), NOT_BOOL] = 0.2
-    """Fraction of a round's clients left out at each end, rounded down: at least that of the
-    hostile, and at least one client."""
+    def combine(self, stacked: Tensors) -> Tensors:
+        """Return tensors without the leading client axis of `stacked`; all clients count alike."""
+        raise NotImplementedError
 
 
-class NormBoundAggregation(ConfigSection):
-    """The mean of the updates, of which larger ones are scaled down to a norm.
+class OptimizerConfig(KindSection):
+    """The clients' optimizer. Its state lives for one round."""
 
-    Example: `aggregation: {kind: norm_bound, norm: 1.0}`
-    """
+    registry_path: ClassVar[str] = "perdure.training.optimizers:OPTIMIZERS"
 
-    kind: Literal["norm_bound"] = "norm_bound"
-    norm: PositiveFloat | None = None
-    """Largest norm of a client's update. If None, the median norm of the round's updates."""
+    kind: str = ""
+    """The clients' optimizer: sgd, adam or adamw. Its state lives for one round."""
 
+    sums_gradients: ClassVar[bool] = False
+    """Whether a client's update is a weighted sum of its gradients."""
+    decouples_decay: ClassVar[bool] = False
+    """Whether weight decay changes the parameters themselves and not the gradient."""
 
-AGGREGATIONS = ("mean", "median", "trimmed_mean", "norm_bound")
-
-
-def _named(value: Any) -> Any:
-    if isinstance(value, str) and value not in AGGREGATIONS:
-        raise PydanticCustomError("must_be", "'mean', 'median', 'trimmed_mean' or 'norm_bound'")
-    return {"kind": value} if isinstance(value, str) else value
+    def make(self, decay: float) -> Any:
+        """Return a new `perdure.training.optimizers.Optimizer`, with this decoupled decay."""
+        raise NotImplementedError
 
 
-AggregationConfig = Annotated[
-    MeanAggregation | MedianAggregation | TrimmedMeanAggregation | NormBoundAggregation,
-    ByKind(),
-    BeforeValidator(_named),
-]
+class Schedule(KindSection):
+    """How the learning rate changes over a task's rounds."""
+
+    registry_path: ClassVar[str] = "perdure.training.optimizers:SCHEDULES"
+
+    kind: str = ""
+    """How the learning rate changes over a task's rounds: constant, cosine, exponential, step."""
+
+    def factor(self, round_: int, rounds: int) -> float:
+        """Return the factor on the learning rate in a round, from 0, of a task of `rounds`."""
+        raise NotImplementedError
+
+
+FLAT_OPTIMIZER_KEYS = {"momentum": ("sgd", Probability)}
+"""Keys of an optimizer that may be written in the train section: its kind and the key's type."""
 
 
 # ------------------------------------------------------------------------------------------------
 # The `train` section of a config.
 # ------------------------------------------------------------------------------------------------
-
-
-class _Optimizer(ConfigSection):
-    """An optimizer."""
-
-    kind: str
-    sums_gradients: ClassVar[bool] = False
-    """Whether a client's update is a weighted sum of its gradients."""
-
-
-class SgdOptimizer(_Optimizer):
-    """Stochastic gradient descent.
-
-    Example: `optimizer: {kind: sgd, momentum: 0.9}`
-    """
-
-    sums_gradients: ClassVar[bool] = True
-
-    kind: Literal["sgd"] = "sgd"
-    """The clients' optimizer: sgd, adam or adamw. Its state lives for one round."""
-    momentum: Probability = 0.0
-    """Momentum in [0, 1). It may also be written as `train.momentum`."""
-
-
-class AdamOptimizer(_Optimizer):
-    """Adam with PyTorch's defaults; weight decay is added to the gradient.
-
-    Example: `optimizer: adam`
-    """
-
-    kind: Literal["adam"] = "adam"
-
-
-class AdamwOptimizer(_Optimizer):
-    """Adam with PyTorch's defaults and decoupled weight decay.
-
-    Example: `optimizer: adamw`
-    """
-
-    kind: Literal["adamw"] = "adamw"
-
-
-OPTIMIZERS = ("sgd", "adam", "adamw")
-
-
-def _named_kind(value: Any) -> Any:
-    if isinstance(value, str) and value not in OPTIMIZERS:
-        raise PydanticCustomError("must_be", "'sgd', 'adam' or 'adamw'")
-    return {"kind": value} if isinstance(value, str) else value
-
-
-OptimizerConfig = Annotated[
-    SgdOptimizer | AdamOptimizer | AdamwOptimizer, ByKind(), BeforeValidator(_named_kind)
-]
-FLAT_OPTIMIZER_KEYS = {"momentum": ("sgd", Probability)}
-"""Keys of an optimizer that may be written in the train section: its kind and the key's type."""
-
-
-class ConstantSchedule(ConfigSection):
-    """The learning rate does not change.
-
-    Example: `schedule: {kind: constant}`
-    """
-
-    kind: Literal["constant"] = "constant"
-    """How the learning rate changes over a task's rounds: constant, cosine, exponential, step."""
-
-
-class CosineSchedule(ConfigSection):
-    """Half a period of a cosine, from the learning rate to `floor` times it.
-
-    Example: `schedule: {kind: cosine, floor: 0.01}`
-    """
-
-    kind: Literal["cosine"] = "cosine"
-    floor: NonNegativeFloat = 0.0
-    """Fraction of the learning rate that is left at the end of a task."""
-
-
-class ExponentialSchedule(ConfigSection):
-    """The learning rate is multiplied by `gamma` after every round.
-
-    Example: `schedule: {kind: exponential, gamma: 0.95}`
-    """
-
-    kind: Literal["exponential"] = "exponential"
-    gamma: PositiveFloat = 0.99
-    """Factor per round (exponential) or per step (step)."""
-
-
-class StepSchedule(ConfigSection):
-    """The learning rate is multiplied by `gamma` after every `every` rounds.
-
-    Example: `schedule: {kind: step, gamma: 0.1, every: 10}`
-    """
-
-    kind: Literal["step"] = "step"
-    gamma: PositiveFloat = 0.99
-    """Factor per round (exponential) or per step (step)."""
-    every: PositiveInt = 10
-    """Rounds between two steps."""
-
-
-ScheduleConfig = Annotated[
-    ConstantSchedule | CosineSchedule | ExponentialSchedule | StepSchedule, ByKind()
-]
 
 
 class TrainConfig(ConfigSection):
@@ -219,20 +113,26 @@ class TrainConfig(ConfigSection):
     """Examples per local step."""
     lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False), NOT_BOOL] = 0.1
     """Learning rate of the clients."""
-    optimizer: OptimizerConfig = SgdOptimizer()
+    optimizer: Annotated[SerializeAsAny[OptimizerConfig], ChosenByKind()] = Field(
+        default_factory=OptimizerConfig.default
+    )
     """The clients' optimizer: a name, or a mapping with `kind` and its keys."""
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay: added to the gradient; decoupled in adamw."""
     clip: PositiveFloat | None = None
     """Maximum norm of a client's gradient. If None, gradients are not clipped."""
-    schedule: ScheduleConfig = ConstantSchedule()
+    schedule: Annotated[SerializeAsAny[Schedule], ChosenByKind()] = Field(
+        default_factory=Schedule.default
+    )
     """How the learning rate changes over a task's rounds."""
     task_decay: PositiveFloat = 1.0
     """Factor on the learning rate for each task after the first."""
     weighting: Literal["samples", "uniform"] | None = None
     """Weights of the server's average: a client's number of examples (samples), or equal (uniform).
     Default: chosen by the method, mostly samples; one for all methods of a comparison."""
-    aggregation: AggregationConfig = MeanAggregation()
+    aggregation: Annotated[SerializeAsAny[Aggregation], ChosenByKind()] = Field(
+        default_factory=Aggregation.default
+    )
     """How the server turns the clients' updates into one: a name, or a mapping with `kind` and its
     keys. All but mean resist a minority of hostile clients."""
     server_lr: PositiveFloat | None = None
@@ -247,17 +147,18 @@ class TrainConfig(ConfigSection):
     @property
     def momentum(self) -> float:
         """The optimizer's momentum; 0 if it has none."""
-        return self.optimizer.momentum if isinstance(self.optimizer, SgdOptimizer) else 0.0
+        momentum: float = getattr(self.optimizer, "momentum", 0.0)
+        return momentum
 
     @property
     def coupled_decay(self) -> float:
         """Weight decay that is added to the gradient before a method sees it."""
-        return 0.0 if self.optimizer.kind == "adamw" else self.weight_decay
+        return 0.0 if self.optimizer.decouples_decay else self.weight_decay
 
     @property
     def decoupled_decay(self) -> float:
         """Weight decay that the optimizer applies to the parameters itself."""
-        return self.weight_decay if self.optimizer.kind == "adamw" else 0.0
+        return self.weight_decay if self.optimizer.decouples_decay else 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -269,7 +170,7 @@ class TrainConfig(ConfigSection):
         optimizer = values.get("optimizer", "sgd")
         if isinstance(optimizer, str):
             optimizer = {"kind": optimizer}
-        if not isinstance(optimizer, dict) or optimizer.get("kind", "sgd") not in OPTIMIZERS:
+        if not isinstance(optimizer, dict) or not _is_optimizer(optimizer.get("kind", "sgd")):
             return rest  # refused by its own sentence
         for key in FLAT_OPTIMIZER_KEYS.keys() & values.keys():
             optimizer = _with_flat_key(optimizer, key, values[key])
@@ -279,16 +180,18 @@ class TrainConfig(ConfigSection):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Return the schema with the ways to write a mapping that has a kind in short."""
+        """Return the schema with another place of the momentum."""
         json_schema = handler(schema)
         properties = handler.resolve_ref_schema(json_schema)["properties"]
-        for key, names in (("optimizer", OPTIMIZERS), ("aggregation", AGGREGATIONS)):
-            properties[key].setdefault("anyOf", []).insert(0, {"enum": list(names)})
         properties["momentum"] = {
             "type": "number", "minimum": 0, "exclusiveMaximum": 1,
             "description": "Momentum of sgd: another place for optimizer.momentum.",
         }  # fmt: skip
         return json_schema
+
+
+def _is_optimizer(kind: Any) -> bool:
+    return OptimizerConfig.registry().is_installed(kind)
 
 
 def _with_flat_key(optimizer: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

@@ -139,7 +139,19 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """The classes that a key of a config may name."""
+    """The classes that a key of a config may name.
+
+    Args:
+        key: The key, for messages.
+        base: Class that they must be subclasses of.
+        base_name: What users import it as.
+        builtin: Dotted paths by name, the default first. They are imported when they are used, so
+            that a class may lie in a layer above the registry.
+        group: Entry-point group of installed packages that add names. If None, packages cannot.
+        others: Dotted path of the class that stands for all kinds that are not built in, which
+            then name something else, such as a network. If None, they name classes, too.
+
+    """
 
     def __init__(
         self,
@@ -148,9 +160,15 @@ class Registry(Generic[T]):
         base_name: str,
         builtin: Mapping[str, str],
         group: str | None = None,
+        others: str | None = None,
     ) -> None:
         self.key, self.base, self.base_name = key, base, base_name
-        self.builtin, self.group = dict(builtin), group
+        self.builtin, self.group, self.others = dict(builtin), group, others
+
+    @property
+    def default(self) -> str:
+        """The first name, that of a section that names no kind."""
+        return next(iter(self.builtin))
 
     def names(self) -> list[str]:
         """Return all names, those of installed packages last."""
@@ -170,6 +188,14 @@ class Registry(Generic[T]):
         """Return whether a kind names a class of this library or of an installed package."""
         return isinstance(kind, str) and (kind in self.builtin or kind in self._installed())
 
+    def is_readable(self, kind: Any) -> bool:
+        """Return whether the section of a kind can be read without code of a user."""
+        return self.is_builtin(kind) or self.others is not None
+
+    def is_custom_class(self, kind: Any) -> bool:
+        """Return whether a kind names a class that is neither built in nor installed by name."""
+        return self.others is None and not self.is_installed(kind)
+
     def find(self, kind: Any, folder: Path | None = None, key: str | None = None) -> type[T]:
         """Return the class that a kind names.
 
@@ -186,7 +212,10 @@ class Registry(Generic[T]):
     def _import(self, kind: Any, folder: Path | None, key: str) -> Any:
         path = self._path(kind)
         given = find_given(path)
-        if given is not None:
+        if self.others is not None and not self.is_builtin(kind):
+            if "." in path or is_object(path):
+                return import_object(self.others)
+        elif given is not None:
             return given
         if "." not in path:
             raise bad_value(key, kind, f"{', '.join(self.names())}, or a dotted path to a class")

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from perdure.config import STREAMS, Config, CustomData, DataConfig, ModuleModel, StreamConfig
+from perdure.config import Config, CustomData, DataConfig, ModuleModel
 from perdure.config.data import installed_sources
 from perdure.config.model import installed_modules
+from perdure.config.section import KindSection, kind_sections
 from perdure.contract.method import Method
 from perdure.core.errors import UserError
 from perdure.core.files import sha256, write_atomic
@@ -32,7 +33,7 @@ from perdure.models.adapter.build import find_maker
 
 log = logging.getLogger(__name__)
 
-_KINDS = (Method, StreamConfig, Metric, torch.nn.Module)
+_KINDS = (Method, KindSection, Metric, torch.nn.Module)
 """Classes that a config may name by their dotted path."""
 _LIBRARIES = tuple(Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib"))
 
@@ -54,15 +55,26 @@ def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> N
     for kind, part in parts_of(method, config.method["kind"]):
         if not METHODS.is_installed(kind):
             _copy(type(part), run)
-    if not STREAMS.is_installed(config.stream.kind):
-        _copy(type(config.stream), run)
-    for section in custom_sources(config):
-        _copy(find_function(section), run)
+    for section in custom_sections(config):
+        _copy(type(section), run)
+    for source in custom_sources(config):
+        _copy(find_function(source), run)
     for kind in model_kinds(config):
         if kind not in installed_modules():
             _copy(find_maker(kind, folder), run)
     for name in _custom_metrics(config):
         _copy(METRICS.find(name, folder), run)
+
+
+def custom_sections(config: Config) -> list[KindSection]:
+    """Return the sections of a config, in any place, whose class is a user's."""
+    configs = [config, *(config.at(task) for task in config.extension_starts)]
+    return [
+        section
+        for each in configs
+        for _, section in kind_sections(each)
+        if section.registry().is_custom_class(section.kind_name)
+    ]
 
 
 def _custom_metrics(config: Config) -> list[str]:
@@ -184,9 +196,8 @@ def custom_kinds(config: Config, stream: bool = True, data: bool = True) -> list
     """Return the kinds of a config that are neither built in nor installed by name."""
     parts = [config.method, *(config.method.get("with") or [])]
     kinds = [part["kind"] for part in parts if not METHODS.is_installed(part["kind"])]
-    if stream and not STREAMS.is_installed(config.stream.kind):
-        kinds.append(config.stream.kind)
-    if stream:  # the run is resumed, and so evaluated
+    if stream:  # the run is resumed: trained, and so evaluated
+        kinds += [section.kind_name for section in custom_sections(config)]
         kinds += _custom_metrics(config)
     if stream and data:
         kinds += [section.source for section in custom_sources(config)]
@@ -256,7 +267,8 @@ def _has_no_file(kind: str) -> bool:
 def check_in_files(label: str, config: Config) -> None:
     """Refuse a run of a comparison whose code another process cannot import."""
     parts = [config.method, *(config.method.get("with") or [])]
-    kinds = [part["kind"] for part in parts] + [config.stream.kind, config.model.kind]
+    kinds = [part["kind"] for part in parts] + [config.model.kind]
+    kinds += [section.kind_name for section in custom_sections(config)]
     kinds += [*(config.evaluate.metrics or ()), *model_kinds(config)]
     lost = next((kind for kind in kinds if _has_no_file(kind) or is_object(kind)), None)
     if lost is not None:

@@ -58,7 +58,7 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
     from perdure.core.errors import InUse, RunError, UserError
     from perdure.federation.admin.submission import read_run
     from perdure.federation.server.engine import FlowerEngine
-    from perdure.federation.server.stream import reply_timeout
+    from perdure.federation.settings import reply_timeout
 
     submission, config, out = read_run(values)
     _log_to_file(submission.log)

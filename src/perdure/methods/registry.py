@@ -8,9 +8,8 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from perdure.config import STREAMS, Config
+from perdure.config import Config
 from perdure.config.sentences import describe, type_in_words
-from perdure.config.stream import DEFAULT_STREAM
 from perdure.contract.exchanges import Train
 from perdure.contract.method import Method
 from perdure.core.errors import UserError, bad_value
@@ -246,9 +245,6 @@ def config_schema() -> dict[str, Any]:
     """
     schema = Config.model_json_schema(ref_template="#/$defs/{model}")
     definitions, properties = schema["$defs"], schema["properties"]
-    streams = [_stream(kind, definitions) for kind in STREAMS.names()]
-    properties["stream"] |= {"anyOf": [*streams, _custom()]}
-    properties["stream"].pop("$ref", None)
     methods = [_method(kind, definitions) for kind in METHODS.names()]
     method = {"anyOf": [*methods, _custom()]}
     for choice in methods:
@@ -258,15 +254,6 @@ def config_schema() -> dict[str, Any]:
     for key in ("type", "additionalProperties"):
         properties["method"].pop(key, None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _stream(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    schema = STREAMS.find(kind).model_json_schema(ref_template="#/$defs/{model}")
-    definitions |= schema.pop("$defs", {})
-    schema["properties"]["kind"] |= {"const": kind}
-    if kind != DEFAULT_STREAM:
-        schema["required"] = ["kind", *schema.get("required", [])]
-    return schema
 
 
 def _method(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _opened(run: str | Path, trust: bool, model: Any) -> Iterator[tuple[RunDirec
     """Yield a run whose lock this process holds, and its config."""
     with RunDirectory.reopen(run) as directory:
         config = directory.config()
-        if config.engine.kind == "flower":
+        if not config.engine.simulates:
             raise UserError(f"{run}: must be a run of engine auto, serial or vector, got flower")
         give_again(config.model.kind, model, exactly=True)
         check_trust(config, directory.path, trust, stream=True)

@@ -24,7 +24,6 @@ from perdure.runs.given_data import AnyConfig, giving_all, with_data
 from perdure.runs.result import Result
 from perdure.runs.tracking import check_tracking
 from perdure.runs.writer import RunWriter, notebook_watch
-from perdure.training.engines import find_engine
 from perdure.training.engines.engine import Engine
 from perdure.training.events import EventCallback
 from perdure.training.experiment import Experiment, build_experiment
@@ -140,12 +139,11 @@ def _run(
     """Train a config that names its data; else as `run`."""
     started = _as_started(config, method_dir, out if resume else None)
     complete = with_client_count(with_method_defaults(started, method_dir))
-    launch = getattr(find_engine(complete.engine.kind), "launch", None)
-    if launch is not None and engine is None:
+    if engine is None and not complete.engine.simulates:
         if overwrite:
             raise bad_value(argument("overwrite"), True, "False with engine flower")
         shown = watch if watch is not None else notebook_watch(complete)
-        return Result(*launch(complete, out, resume, shown, method_dir))
+        return Result(*complete.engine.launch(complete, out, resume, shown, method_dir))
     folder = Path(out) / "clients" if out is not None else None
     check_tracking(complete.runs)
     experiment = build_experiment(complete, folder, method_dir, engine)

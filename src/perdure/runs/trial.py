@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perdure.config import AutoEngineConfig, Config
+from perdure.config import Config
 from perdure.core.errors import UserError
 from perdure.core.event_log import Event
 from perdure.core.trees import Tensors
@@ -57,7 +57,7 @@ def find_engine(config: Config) -> dict[str, Any]:
     """Return `kind` and `chunk` for a config that leaves them open; None if no client trains."""
     keep_freed_memory()
     section = config.engine
-    engine = _Timing(section.chunk) if isinstance(section, AutoEngineConfig) else _Sizing()
+    engine = _Timing(section.chunk_size) if section.chooses else _Sizing()
     try:
         run(_short(config), engine=engine)
     except _Decided as decision:

@@ -1,55 +1,111 @@
-"""Rules of aggregation on stacked fields of uploads, and the check that a server is finite."""
+"""Rules by which the server turns updates into one, and the check that a server is finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from perdure.algebra.robust import bounding_factors, median, row_norms, scaled_mean, trimmed_mean
-from perdure.config import AggregationConfig, NormBoundAggregation, TrimmedMeanAggregation
+from perdure.algebra.robust import (
+    bounding_factors,
+    median,
+    row_norms,
+    scaled_mean,
+    trimmed_mean,
+    trimmed_rows,
+)
+from perdure.config.section import NOT_BOOL, PositiveFloat
+from perdure.config.train import Aggregation
 from perdure.contract.context import Server
 from perdure.contract.states import to_tree
-from perdure.core.errors import RunError
+from perdure.core.errors import RunError, bad_value
+from perdure.core.registry import Registry
 from perdure.core.trees import Tensors
 
 # ------------------------------------------------------------------------------------------------
-# The rules of `train.aggregation` on stacked fields of uploads.
+# The rules of `train.aggregation`, on stacked fields of uploads.
 # ------------------------------------------------------------------------------------------------
 
-Rule = Callable[[Tensors], Tensors]
-"""Turns tensors with a leading client axis into tensors without it. All clients count alike."""
+AGGREGATIONS: Registry[Aggregation] = Registry(
+    key="train.aggregation.kind", base=Aggregation, base_name="perdure.config.train.Aggregation",
+    group="perdure.aggregations",
+    builtin={
+        "mean": "perdure.training.aggregation.Mean",
+        "median": "perdure.training.aggregation.Median",
+        "trimmed_mean": "perdure.training.aggregation.TrimmedMean",
+        "norm_bound": "perdure.training.aggregation.NormBound",
+    },
+)  # fmt: skip
 RULE_FIELDS = ("update", "buffers")
 """Fields of training uploads to which a rule is applied, each alone."""
 
 
-def make_rule(config: AggregationConfig) -> Rule | None:
-    """Return the rule of `train.aggregation`, or None for the weighted mean."""
-    if config.kind == "mean":
-        return None
-    if isinstance(config, NormBoundAggregation):
-        norm = config.norm
-        return lambda stacked: bounded_mean(stacked, norm)
-    if isinstance(config, TrimmedMeanAggregation):
-        fraction = config.fraction
-        return lambda stacked: by_value(stacked, lambda rows: trimmed_mean(rows, fraction))
-    return lambda stacked: by_value(stacked, median)
+class Mean(Aggregation):
+    """The mean, weighted by `train.weighting`. One hostile client can move it anywhere.
+
+    Example: `aggregation: mean`
+    """
+
+    is_sum: ClassVar[bool] = True
 
 
-def by_value(stacked: Tensors, rule: Callable[[Tensor], Tensor]) -> Tensors:
-    """Apply a rule on float [clients, values] to each tensor."""
-    return {name: rule(_rows(value)).reshape(value.shape[1:]) for name, value in stacked.items()}
+class Median(Aggregation):
+    """The median of each parameter's changes.
+
+    Example: `aggregation: median`
+    """
+
+    def combine(self, stacked: Tensors) -> Tensors:
+        """Return the median of each value."""
+        return {name: median(_rows(v)).reshape(v.shape[1:]) for name, v in stacked.items()}
 
 
-def bounded_mean(stacked: Tensors, norm: float | None) -> Tensors:
-    """Return the mean of the clients' values, scaled down to a norm over all tensors together."""
-    if not stacked:
-        return {}
-    factors = bounding_factors(row_norms([_rows(value) for value in stacked.values()]), norm)
-    return by_value(stacked, lambda rows: scaled_mean(rows, factors))
+class TrimmedMean(Aggregation):
+    """The mean of each parameter's changes, without the smallest and the largest ones.
+
+    Example: `aggregation: {kind: trimmed_mean, fraction: 0.3}`
+    """
+
+    fraction: Annotated[float, Field(gt=0, lt=0.5, allow_inf_nan=False), NOT_BOOL] = 0.2
+    """Fraction of a round's clients left out at each end, rounded down: at least that of the
+    hostile, and at least one client."""
+
+    def check(self, clients: int) -> None:
+        """Refuse a fraction that would leave out none of a round's clients."""
+        if not trimmed_rows(clients, self.fraction):
+            expected = f"large enough to leave out one of {clients} clients at each end"
+            raise bad_value("train.aggregation.fraction", self.fraction, expected)
+
+    def combine(self, stacked: Tensors) -> Tensors:
+        """Return the mean of each value without `fraction` of the clients at either end."""
+        return {
+            name: trimmed_mean(_rows(v), self.fraction).reshape(v.shape[1:])
+            for name, v in stacked.items()
+        }
+
+
+class NormBound(Aggregation):
+    """The mean of the updates, of which larger ones are scaled down to a norm.
+
+    Example: `aggregation: {kind: norm_bound, norm: 1.0}`
+    """
+
+    norm: PositiveFloat | None = None
+    """Largest norm of a client's update. If None, the median norm of the round's updates."""
+
+    def combine(self, stacked: Tensors) -> Tensors:
+        """Return the mean of the clients' values, each of at most the norm over all tensors."""
+        if not stacked:
+            return {}
+        norms = row_norms([_rows(value) for value in stacked.values()])
+        factors = bounding_factors(norms, self.norm)
+        return {
+            name: scaled_mean(_rows(v), factors).reshape(v.shape[1:]) for name, v in stacked.items()
+        }
 
 
 def _rows(value: Tensor) -> Tensor:

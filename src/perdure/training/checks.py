@@ -6,13 +6,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perdure.algebra.robust import trimmed_rows
 from perdure.config import (
-    AggregationConfig,
     Config,
     IidPartition,
     NaturalPartition,
-    TrimmedMeanAggregation,
 )
 from perdure.contract.exchanges import Train, split_exchanges
 from perdure.contract.method import Method
@@ -149,7 +146,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
 def check_aggregation(train: Train, needs: Needs, config: Config, privacy: PrivacyChain) -> None:
     """Refuse `train.aggregation` where the server does not see updates, or does not average them"""
     kind, method = config.train.aggregation.kind, config.method["kind"]
-    if kind == "mean":
+    if config.train.aggregation.is_sum:
         return
     reasons = {
         **{reason: True for reason in privacy.against_rules()},
@@ -165,14 +162,7 @@ def check_aggregation(train: Train, needs: Needs, config: Config, privacy: Priva
     for reason, applies in reasons.items():
         if applies:
             raise bad_value("train.aggregation", kind, f"mean, since {reason}")
-    check_trimmed(config.train.aggregation, config.per_round)
-
-
-def check_trimmed(rule: AggregationConfig, clients: int) -> None:
-    """Refuse a trimmed mean that would leave out none of a round's clients."""
-    if isinstance(rule, TrimmedMeanAggregation) and not trimmed_rows(clients, rule.fraction):
-        expected = f"large enough to leave out one of {clients} clients at each end"
-        raise bad_value("train.aggregation.fraction", rule.fraction, expected)
+    config.train.aggregation.check(config.per_round)
 
 
 def check_train(train: Train, needs: Needs, config: Config, privacy: PrivacyChain) -> None:

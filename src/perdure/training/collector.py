@@ -14,6 +14,7 @@ from torch import Tensor
 
 from perdure.algebra.robust import weight_cap
 from perdure.config import Config
+from perdure.config.train import Aggregation
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context
 from perdure.contract.needs import max_weight
@@ -32,7 +33,7 @@ from perdure.core.trees import Tensors
 from perdure.data.examples import Array
 from perdure.privacy.chain import PrivacyChain
 from perdure.privacy.mechanism import Place
-from perdure.training.aggregation import RULE_FIELDS, Rule
+from perdure.training.aggregation import RULE_FIELDS
 from perdure.training.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class UploadCollector:
         """States of clients that are to be stored when the exchange has succeeded."""
         self.uploaded: set[int] = set()
         """Clients that uploaded masked values, or declined to, in any attempt at this exchange."""
-        self.rule: Rule | None = None
+        self.rule: Aggregation | None = None
         """How `update` and `buffers` become one. If None, they are summed as they arrive; else the
         values of all clients are kept until the collection is closed."""
         self.keeps_uploads = chain is not None and not chain.simulated
@@ -132,7 +133,7 @@ class UploadCollector:
         for name, kept in self._kept.items():
             assert self.rule is not None
             stacked = {key: torch.cat(rows) for key, rows in kept.items()}
-            self.collected.sums[name] = self.rule(stacked)
+            self.collected.sums[name] = self.rule.combine(stacked)
             self.collected.weights[name] = 1.0
         self._kept = {}
         if self.chain is not None and self.place is not None:

@@ -23,7 +23,6 @@ from perdure.contract.uploads import (
 from perdure.core.event_log import Event
 from perdure.core.trees import Tensors, add, scaled
 from perdure.data.images import make_augmentation
-from perdure.training.aggregation import make_rule
 from perdure.training.collector import NewClientStates, UploadCollector, with_cap
 from perdure.training.events import EventCallback, check_change, clients_event, round_event
 from perdure.training.exchange import (
@@ -124,7 +123,8 @@ def collect_uploads(
     """Train clients and collect their uploads."""
     config = experiment.config_at(state.task)
     clients = remove_dropouts(config, sampled, context)
-    collector.rule = make_rule(config.train.aggregation)
+    rule = config.train.aggregation
+    collector.rule = None if rule.is_sum else rule
 
     def keep(client: int, new_state: Any, private: Tensors) -> None:
         collector.new_states[client] = (new_state, private)

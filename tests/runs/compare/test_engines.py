@@ -14,7 +14,6 @@ from perdure.runs.compare import compare as comparing
 from perdure.runs.compare.common_settings import (
     EngineChoice,
     choose_engine,
-    leaves_engine_open,
     recorded_choice,
     with_engine_choice,
     with_existing_engines,
@@ -208,7 +207,7 @@ def test_a_folder_without_a_record_has_no_choice(tmp_path: Path, said: str) -> N
 def test_what_a_trial_finds() -> None:
     auto = find_engine(parse(TINY))
     assert auto["kind"] in ("serial", "vector")
-    assert not leaves_engine_open(parse({"engine": auto}).engine)
+    assert not parse({"engine": auto}).engine.is_open
     assert find_engine(parse(TINY | {"engine": {"kind": "auto", "chunk": 2}}))["chunk"] in (None, 2)
     sized = find_engine(parse(TINY | {"engine": {"kind": "vector"}}))
     larger = find_engine(

@@ -27,7 +27,7 @@ from perdure.federation.admin.submission import (
 from perdure.federation.node.policy import TRIAL
 from perdure.federation.node.process import running_node
 from perdure.federation.server.process import running_server
-from perdure.federation.server.stream import node_count
+from perdure.federation.settings import node_count
 from perdure.runs.directory import RunDirectory
 from perdure.training.events import EventCallback
 from perdure.training.experiment import build_experiment

@@ -9,7 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from perdure.config import AutoEngineConfig, EvaluateConfig, read_saved
+from perdure.config import EngineConfig, EvaluateConfig, read_saved
 from perdure.config.root import PrivacyConfig
 from perdure.contract.context import Server
 from perdure.contract.states import partial_from_tree
@@ -48,7 +48,7 @@ from perdure.federation.node.release_log import (
 )
 from perdure.federation.node.run import RUN_NAME, NodeRun, SentReplies
 from perdure.federation.node.uploads import ClientExchanges, ClientUpload, ReceivedBroadcast
-from perdure.federation.server.stream import node_count
+from perdure.federation.settings import node_count
 from perdure.privacy.chain import make_chain
 from perdure.training.experiment import Experiment, build_experiment
 
@@ -315,7 +315,7 @@ def make_node(
     stream = local_stream(config, Path(str(data)), number) if config.federation else None
     chain = make_chain(config, simulated=False)
     local = {
-        "engine": AutoEngineConfig(),
+        "engine": EngineConfig.default(),
         "privacy": PrivacyConfig(**chain.on_node(policy)),
         "evaluate": EvaluateConfig(),  # the server computes metrics; requests name the counts
     }  # fmt: skip

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,7 +41,8 @@ from perdure.federation.server.replies import (
     read_client_upload,
     read_loss,
 )
-from perdure.federation.server.stream import Announcements, node_count, remote_stream
+from perdure.federation.server.stream import Announcements, remote_stream
+from perdure.federation.settings import node_count
 from perdure.training.engines.engine import ExchangeResult
 from perdure.training.local_training import LocalTraining, SaveClient
 
@@ -77,21 +77,9 @@ class FlowerEngine:
             self._announcements = Announcements(nodes, federation, self._announce)
 
     @classmethod
-    def from_config(cls, config: Config) -> FlowerEngine:
-        """Return an engine without a way to the nodes, to check a config outside a federation."""
-        return cls.with_transport(config, None)
-
-    @classmethod
     def with_transport(cls, config: Config, transport: Transport | None) -> FlowerEngine:
         """Return the engine of a config with a way to the nodes."""
         return cls(node_count(config), transport, config.federation)
-
-    @staticmethod
-    def launch(*args: Any) -> tuple[dict[str, Any], Path | None]:
-        """Run a whole federation as processes of this machine; see `flower.trial.run_trial`."""
-        from perdure.federation.admin.trial import run_trial
-
-        return run_trial(*args)
 
     def stream(self, config: Config) -> Stream | None:
         """Return the stream without its data if nodes hold local data, else None."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, FederationConfig, FlowerEngineConfig
+from perdure.config import Config, FederationConfig
 from perdure.contract.uploads import FailedUpload
 from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tree
@@ -28,20 +28,6 @@ from perdure.training.sampling import below_quorum, missing_nodes
 # The server holds no data, and nodes must not open the data of later tasks. Therefore the config
 # says what all machines must agree on: classes, shape and normalization.
 # ------------------------------------------------------------------------------------------------
-
-
-def node_count(config: Config) -> int:
-    """Return the number of nodes of a run: one per client, or `engine.nodes` in a trial."""
-    if config.federation is not None:
-        return config.clients.count
-    nodes = config.engine.nodes if isinstance(config.engine, FlowerEngineConfig) else None
-    return nodes or config.clients.count
-
-
-def reply_timeout(config: Config) -> float:
-    """Return the seconds to wait for a node's reply."""
-    engine = config.engine if isinstance(config.engine, FlowerEngineConfig) else None
-    return (engine or FlowerEngineConfig()).timeout
 
 
 def checked_federation(config: Config) -> FederationConfig:

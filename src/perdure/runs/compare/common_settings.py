@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perdure.config import AutoEngineConfig, EngineConfig, SerialEngineConfig, VectorEngineConfig
+from perdure.config.engine import EngineConfig
 from perdure.contract.needs import Needs
 from perdure.core.documents import json_value
 from perdure.methods.registry import build
@@ -127,8 +127,6 @@ def _filled(
 # made once and recorded in comparison.json.
 # ------------------------------------------------------------------------------------------------
 
-_KINDS = ("serial", "vector")
-
 
 @dataclass(frozen=True)
 class EngineChoice:
@@ -143,7 +141,10 @@ class EngineChoice:
     def read(cls, kind: Any, chunk: Any) -> EngineChoice:
         """Return the choice given by values of a file, or an empty one if they are not valid."""
         is_valid = isinstance(chunk, int) and not isinstance(chunk, bool) and chunk > 0
-        return cls(kind, chunk if is_valid else None) if kind in _KINDS else cls()
+        engines = EngineConfig.registry()
+        found = engines.find(kind) if engines.is_builtin(kind) else None
+        is_one = found is not None and found.simulates and not found.chooses
+        return cls(kind, chunk if is_valid else None) if is_one else cls()
 
     def to_dict(self) -> dict[str, Any] | None:
         """Return the value for comparison.json, or None if no config left the engine open."""
@@ -151,8 +152,7 @@ class EngineChoice:
 
     def covers(self, engine: EngineConfig) -> bool:
         """Return whether the choice determines everything that an engine section leaves open."""
-        kind = self.kind if engine.kind == "auto" else engine.kind
-        return kind is not None and (kind != "vector" or bool(_chunk(engine) or self.chunk))
+        return not engine.chosen(self.kind, self.chunk).is_open
 
     def filled_from(self, other: EngineChoice) -> EngineChoice:
         """Return the choice with missing values taken from another one."""
@@ -160,25 +160,11 @@ class EngineChoice:
 
     def apply_to(self, engine: EngineConfig) -> EngineConfig:
         """Return an engine section whose open keys are filled with the choice."""
-        if not isinstance(engine, AutoEngineConfig | VectorEngineConfig):
-            return engine
-        if engine.kind == "vector" or self.kind == "vector":
-            return VectorEngineConfig(chunk=engine.chunk or self.chunk)
-        return SerialEngineConfig()
+        return engine.chosen(self.kind or "serial", self.chunk)
 
 
 Trial = Callable[[PlannedRun], EngineChoice]
 """Returns the fastest engine for a run, or an empty choice if the trial failed."""
-
-
-def leaves_engine_open(engine: EngineConfig) -> bool:
-    """Return whether an engine section leaves the kind or the chunk open."""
-    return engine.kind == "auto" or (engine.kind == "vector" and engine.chunk is None)
-
-
-def _chunk(engine: EngineConfig) -> int | None:
-    """Return the chunk that an engine section names."""
-    return engine.chunk if isinstance(engine, AutoEngineConfig | VectorEngineConfig) else None
 
 
 def recorded_choice(planned: Sequence[PlannedRun], out: Path) -> EngineChoice:
@@ -200,7 +186,7 @@ def choose_engine(
     for run in _first_of_each(run for run in planned if _needs_choice(run, out)):
         if not choice.covers(run.config.engine):
             choice = choice.filled_from(trial(run))
-    open_runs = any(_needs_choice(run, out) and run.config.engine.kind == "auto" for run in planned)
+    open_runs = any(_needs_choice(run, out) and run.config.engine.chooses for run in planned)
     return replace(choice, kind="serial") if open_runs and choice.kind is None else choice
 
 
@@ -217,7 +203,7 @@ def with_engine_choice(
 def _choices(planned: Sequence[PlannedRun], out: Path) -> Iterator[EngineChoice]:
     yield _recorded(out)
     for run in planned:
-        if leaves_engine_open(run.config.engine) and is_run(run.path(out)):
+        if run.config.engine.is_open and is_run(run.path(out)):
             yield _of_run(RunDirectory.open(run.path(out)), run.is_finished(out))
 
 
@@ -233,15 +219,15 @@ def _recorded(out: Path) -> EngineChoice:
 def _of_run(directory: RunDirectory, finished: bool) -> EngineChoice:
     """Return the engine of a run: named by its config or, for `auto`, by its result."""
     engine = directory.config().engine
-    if engine.kind == "auto" and finished:
+    if engine.chooses and finished:
         result = directory.load_result()
         return EngineChoice.read(result.get("engine"), result.get("chunk"))
-    return EngineChoice.read(engine.kind, _chunk(engine))
+    return EngineChoice.read(engine.kind, engine.chunk_size)
 
 
 def _with_existing_engine(run: PlannedRun, out: Path) -> PlannedRun:
     engine = run.config.engine
-    if not (leaves_engine_open(engine) and is_run(run.path(out))):
+    if not (engine.is_open and is_run(run.path(out))):
         return run
     existing = RunDirectory.open(run.path(out)).config().engine
     return _with_engine(run, _existing_engine(engine, existing))
@@ -249,17 +235,13 @@ def _with_existing_engine(run: PlannedRun, out: Path) -> PlannedRun:
 
 def _existing_engine(engine: EngineConfig, existing: EngineConfig) -> EngineConfig:
     """Return the engine of an existing run if the config allows it, else that of the config."""
-    kinds = (*_KINDS, "auto") if engine.kind == "auto" else (engine.kind,)
-    if existing.kind not in kinds:
-        return engine
-    if isinstance(existing, AutoEngineConfig | VectorEngineConfig):
-        return existing.model_copy(update={"chunk": _chunk(engine) or existing.chunk})
-    return existing
+    allowed = existing.simulates if engine.chooses else existing.kind == engine.kind
+    return existing.with_chunk(engine.chunk_size) if allowed else engine
 
 
 def _needs_choice(run: PlannedRun, out: Path) -> bool:
     """Return whether a run has not started and its config leaves the engine open."""
-    return leaves_engine_open(run.config.engine) and not is_run(run.path(out))
+    return run.config.engine.is_open and not is_run(run.path(out))
 
 
 def _first_of_each(runs: Iterator[PlannedRun]) -> list[PlannedRun]:

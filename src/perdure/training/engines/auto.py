@@ -6,8 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from perdure.config import Config
+from perdure.config.engine import EngineConfig
+from perdure.config.section import PositiveInt
 from perdure.contract.context import Client
 from perdure.contract.uploads import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.trees import Tree
@@ -27,6 +30,22 @@ _REPEATS = 5
 """Timed repetitions of each trial, of which the fastest counts, since timings are noisy."""
 
 
+class AutoEngineConfig(EngineConfig):
+    """Serial or vector, whichever a short trial finds faster.
+
+    Example: `engine: {kind: auto}`
+    """
+
+    chunk: PositiveInt | None = None
+    """Clients trained as one stack, if vector is chosen. Default: found by the trial."""
+
+    chooses: ClassVar[bool] = True
+
+    def make(self, config: Config) -> AutoEngine:
+        """Return the engine."""
+        return AutoEngine(self.chunk)
+
+
 class AutoEngine(InProcessEngine):
     """Serial or vector, whichever trains the first round's clients faster."""
 
@@ -34,11 +53,6 @@ class AutoEngine(InProcessEngine):
         self.chunk = chunk
         self.chosen: Engine | None = None
         """The engine, once it is chosen."""
-
-    @classmethod
-    def from_config(cls, config: Config) -> AutoEngine:
-        """Return the engine of a config."""
-        return cls(getattr(config.engine, "chunk", None))
 
     @property
     def name(self) -> str:
@@ -62,7 +76,7 @@ class AutoEngine(InProcessEngine):
     def restore(self, choice: Tree) -> None:
         """Use the engine that an earlier process chose, so that a resumed run repeats its bits."""
         if choice:
-            vector = choice["kind"] == "vector"
+            vector = choice["kind"] == VectorEngine.name
             self.chosen = VectorEngine(choice["chunk"]) if vector else SerialEngine()
             self.chosen.restore(choice)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config
+from perdure.config.engine import EngineConfig
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
 from perdure.contract.uploads import LocalUpdate, StackedUploads, stack_of_one
@@ -23,15 +24,21 @@ from perdure.training.local_training import LocalTraining, SaveClient, Transform
 from perdure.training.optimizers import make_optimizer
 
 
+class SerialEngineConfig(EngineConfig):
+    """Clients train one after another.
+
+    Example: `engine: {kind: serial}`
+    """
+
+    def make(self, config: Config) -> SerialEngine:
+        """Return the engine."""
+        return SerialEngine()
+
+
 class SerialEngine(InProcessEngine):
     """Trains clients one by one with ordinary autograd."""
 
     name = "serial"
-
-    @classmethod
-    def from_config(cls, config: Config) -> SerialEngine:
-        """Return the engine of a config."""
-        return cls()
 
     def train(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perdure.config import Config
+from perdure.config.engine import EngineConfig
+from perdure.config.section import PositiveInt
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
@@ -241,6 +243,20 @@ _WEIGHT_BYTES, _ACTIVATION_BYTES = 21_000_000, 10_000_000
 the stack no longer fits into the cache. Activations are written in every step and count more."""
 
 
+class VectorEngineConfig(EngineConfig):
+    """Clients are stacked and train at the same time.
+
+    Example: `engine: {kind: vector, chunk: 10}`
+    """
+
+    chunk: PositiveInt | None = None
+    """Clients trained as one stack. Default: as many as fit in the cache."""
+
+    def make(self, config: Config) -> VectorEngine:
+        """Return the engine."""
+        return VectorEngine(self.chunk)
+
+
 class VectorEngine(InProcessEngine):
     """Trains chunks of clients as one stack."""
 
@@ -253,11 +269,6 @@ class VectorEngine(InProcessEngine):
         """Trains in place of this engine if clients could not be stacked."""
         self._task_chunk = (-1, 0)
         """A task, and the chunk that was chosen for it."""
-
-    @classmethod
-    def from_config(cls, config: Config) -> VectorEngine:
-        """Return the engine of a config."""
-        return cls(getattr(config.engine, "chunk", None))
 
     def train(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient
