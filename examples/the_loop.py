@@ -37,7 +37,7 @@ def round_by_hand(experiment: Experiment, state: RunState) -> Tensors:
     plan, server = experiment.plan(state), state.server  # facts of the task; params, buffers, state
     context = plan.at(state.round)  # task, round, learning rate, and where draws come from
 
-    # The clients that take part are drawn from the seed, the task and the round, and from nothing else.
+    # Clients are drawn from the seed, the task and the round, and from nothing else.
     sampled = sample_clients(plan.config, plan.task, context)
 
     # What the server sends; a method adds fields by `Train.broadcast`.
