@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.core.trees import add, as_decoded, join_tree, split_tree, subtract, to_device
+from perdure.core.trees import add, join_tree, split_tree, subtract, to_device
 
 tensors = st.lists(st.integers(0, 3), max_size=3).flatmap(
     lambda shape: st.integers(-5, 5).map(lambda value: torch.full(shape, value))
@@ -35,23 +35,6 @@ def same(a, b):
     if isinstance(a, list):
         return len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
-
-
-@given(trees)
-def test_as_decoded_equals_splitting_and_joining(tree):
-    skeleton, parts = split_tree(tree)
-    assert same(as_decoded(tree), join_tree(json.loads(json.dumps(skeleton)), parts))
-
-
-def test_as_decoded_has_string_keys_lists_and_contiguous_tensors():
-    turned = torch.arange(6).view(2, 3).T
-    computed = as_decoded({1: (turned, 2), "b": None})
-    assert computed.keys() == {"1", "b"}
-    assert computed["1"][0].is_contiguous()
-    assert torch.equal(computed["1"][0], turned)
-    assert computed["1"][1] == 2
-    with pytest.raises(TypeError):
-        as_decoded({1: 0, "1": 0})
 
 
 @given(trees)

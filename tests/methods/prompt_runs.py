@@ -10,11 +10,10 @@ from torch import Tensor
 from perdure.contract import Batch, Client, Prepared
 from perdure.core.trees import Tensors
 from perdure.models.prompts import Prompted
-from perdure.training.exchange import broadcast
 from perdure.training.experiment import Experiment
 from perdure.training.local_training import LocalTraining
 from perdure.training.loop import begin_task
-from perdure.training.round import train_round
+from perdure.training.round import TrainingRound, train_round
 from perdure.training.state import RunState
 
 SMALL: dict[str, Any] = {
@@ -71,10 +70,9 @@ def begun(experiment: Experiment, rounds: int = 0) -> RunState:
 
 def clients_of(experiment: Experiment, state: RunState) -> list[Client]:
     """Return three clients as they are in the next round."""
-    context = experiment.context(state)
-    fields = experiment.exchanges(state).train.broadcast
-    sent = broadcast(experiment, state, fields, context, [])
-    return [experiment.client(number, context, state.server, sent) for number in range(3)]
+    round_ = TrainingRound(experiment, state)
+    round_.broadcast([])
+    return [round_.client(number) for number in range(3)]
 
 
 def prepared(experiment: Experiment, client: Client) -> Prepared:

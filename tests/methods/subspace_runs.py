@@ -38,7 +38,7 @@ def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
 def train_task(experiment: Experiment, state: RunState, ended: bool = True) -> Event:
     """Train one task of the stream as the training loop does, and evaluate."""
     begin_task(experiment, state)
-    while state.round < experiment.rounds(state):
+    while state.round < experiment.plan(state).rounds:
         train_round(experiment, state)
     if ended:
         end_task(experiment, state)

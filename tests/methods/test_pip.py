@@ -25,7 +25,7 @@ from perdure.training.collector import UploadCollector
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.ledger import encoded_size
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.round import aggregate, train_round
+from perdure.training.round import TrainingRound, train_round
 
 TABLE_5: dict[str, dict[str, Any]] = {
     "A": {"prototypes": False, "weighted": False, "average_head": "never"},
@@ -84,7 +84,7 @@ def test_the_server_has_equations_12_to_15() -> None:
         found = head_inputs(experiment, add(client.params, update), client)
         rows.append((found, client.data.targets[client.data.index].numpy()))
     before = state.server.params
-    after = aggregate(experiment, state, collector.collected, experiment.context(state))
+    after = TrainingRound(experiment, state).server_after(collector.collected)
 
     total = sum(weights)
     for name, value in before.items():  # eqs. 12 and 13
@@ -179,7 +179,7 @@ def test_a_class_that_nobody_reports_keeps_its_prototype() -> None:
     client = clients_of(experiment, state)[0]
     done = sent(experiment, replace(client, context=replace(context, round=0)), {})
     collector.add(stack_of_one(0, 1.0, {**done.fields, "update": Sum(random_update(client))}))
-    after = aggregate(experiment, state, collector.collected, context).state.prototypes
+    after = TrainingRound(experiment, state).server_after(collector.collected).state.prototypes
     (lacking,) = set(experiment.task(0).classes) - set(experiment.task(0).classes_of(0))
     at = experiment.task(0).classes.index(lacking)
     torch.testing.assert_close(after.mean[at], before.mean[at])

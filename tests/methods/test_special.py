@@ -31,7 +31,7 @@ from perdure.methods.special import Special
 from perdure.methods.special_c import SpecialC
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
-from perdure.training.settings import server_step_size
+from perdure.training.task_plan import server_step_size
 
 Vector = dict[str, torch.Tensor]
 

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 import perdure
 from perdure.config import parse
-from perdure.contract import CollectedUploads, Each
+from perdure.contract import CollectedUploads, Each, Server
 from perdure.contract.uploads import StackedUploads
 from perdure.core.errors import UserError
 from perdure.methods.registry import METHODS
@@ -20,7 +20,7 @@ from perdure.privacy.mechanism import Place
 from perdure.privacy.noise import ClipAndNoise
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.round import collect_with_attempts
+from perdure.training.round import TrainingRound, train_round
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120},
@@ -39,7 +39,17 @@ def seen(method: dict[str, Any], privacy: dict[str, Any]) -> CollectedUploads:
     experiment = build_experiment(parse({**VALUES, "method": method, "privacy": privacy}))
     state = experiment.initial_state()
     begin_task(experiment, state)
-    return collect_with_attempts(experiment, state, experiment.context(state), None)[2].collected
+    collected: list[CollectedUploads] = []
+    server_after = TrainingRound.server_after
+
+    def noted(self: TrainingRound, uploads: CollectedUploads) -> Server:
+        collected.append(uploads)
+        return server_after(self, uploads)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingRound, "server_after", noted)
+        train_round(experiment, state)
+    return collected[0]
 
 
 def updates(uploads: CollectedUploads) -> torch.Tensor:

@@ -31,10 +31,10 @@ from perdure.contract.uploads import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.errors import RunError, UserError
 from perdure.privacy.secagg.client import SimulatedSecAggClients
 from perdure.privacy.secagg.messages import MaskedRow, SumRequest, decode
-from perdure.training.exchange import open_collector
+from perdure.training.collector import UploadCollector
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.round import train_round
+from perdure.training.round import TrainingRound, train_round
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
@@ -46,6 +46,13 @@ VALUES: dict[str, Any] = {
     "engine": {"kind": "serial"},
 }
 SECURE = {"secagg": True}
+
+
+def collector_of(experiment: Experiment, state: RunState, clients: list[int]) -> UploadCollector:
+    """Return the collector of a round with these clients."""
+    round_ = TrainingRound(experiment, state)
+    round_.open(clients)
+    return round_.collector
 
 
 def finished(**changes: Any) -> tuple[Experiment, RunState]:
@@ -162,7 +169,7 @@ def test_the_collector_refuses_an_undeclared_field_of_any_engine(privacy: dict[s
     experiment = build_experiment(parse({**VALUES, "privacy": privacy}))
     state = experiment.initial_state()
     begin_task(experiment, state)
-    collector = open_collector(experiment, state, experiment.context(state), [0, 1, 2])
+    collector = collector_of(experiment, state, [0, 1, 2])
     with pytest.raises(RunError, match="'peek'"):
         collector.add(StackedUploads((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})}))
 
@@ -441,14 +448,14 @@ def test_plain_uploads_of_a_remote_engine_are_refused() -> None:
 
     experiment, state = witnessed()
     reach(experiment, Elsewhere())
-    collector = open_collector(experiment, state, experiment.context(state), [0, 1, 2])
+    collector = collector_of(experiment, state, [0, 1, 2])
     with pytest.raises(RunError, match="not masked"):
         collector.add(StackedUploads((0,), (1.0,), {}))
 
 
 def test_a_damaged_upload_is_a_failure_with_the_name_of_the_client() -> None:
     experiment, state = witnessed(clients={"count": 6})
-    collector = open_collector(experiment, state, experiment.context(state), list(range(6)))
+    collector = collector_of(experiment, state, list(range(6)))
     collector.add(MaskedUpload(3, b"garbage"))
     update = {"w": torch.ones(6, 4)}
     others = StackedUploads((0, 1, 2, 4, 5), (1.0,) * 5, {"u": Sum({"w": update["w"][:5]})})
@@ -461,7 +468,7 @@ def test_a_damaged_upload_is_a_failure_with_the_name_of_the_client() -> None:
 
 def test_exchanges_without_uploads_need_no_sum() -> None:
     experiment, state = witnessed(method={"kind": "ewc"})
-    collector = open_collector(experiment, state, experiment.context(state), [])
+    collector = collector_of(experiment, state, [])
     collector.add(FailedUpload(1, "gone"))
     collector.empty_uploads = 2
     collector.close()

@@ -16,7 +16,8 @@ from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
 from perdure.runs.trial import dry_run
 from perdure.training.experiment import Experiment, build_experiment
-from perdure.training.loop import begin_task, end_task, next_task, run_round
+from perdure.training.loop import begin_task, end_task, next_task
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
@@ -35,7 +36,7 @@ def second_task(values: dict[str, Any]) -> tuple[Experiment, RunState]:
     experiment = build_experiment(parse(values))
     state = experiment.initial_state()
     begin_task(experiment, state)
-    run_round(experiment, state, None)
+    train_round(experiment, state)
     end_task(experiment, state)
     next_task(state)
     begin_task(experiment, state)
@@ -56,7 +57,7 @@ def test_a_step_is_one_on_all_examples_and_all_blocks_of_the_head(outputs: str |
     values = VALUES | {"train": VALUES["train"] | {"outputs": outputs}}
     experiment, state = second_task(values)
     before = {name: p.clone().requires_grad_() for name, p in state.server.params.items()}
-    run_round(experiment, state, None)
+    train_round(experiment, state)
     plain = parse(values | {"stream": {"kind": "permuted", "tasks": 2}})
     tasks = make_stream(plain, Rng(0)).tasks
     every = torch.arange(60)

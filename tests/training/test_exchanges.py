@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,12 +29,13 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.training.exchange import as_checkpointed
+from perdure.core.trees import decode
+from perdure.core.trees import encode as encode_tree
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.ledger import encode
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.sampling import clients_with_data
-from perdure.training.state import RunState
+from perdure.training.state import RunState, check_server
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 90, "test_limit": 50},
@@ -295,26 +297,46 @@ class Mixed:
     pairs: tuple[Tensor, ...] = ()
 
 
-def test_a_server_equals_its_restored_checkpoint() -> None:
-    @dataclass(frozen=True)
-    class Keeps(Method):
-        ServerState: ClassVar[type] = Mixed
+@dataclass(frozen=True)
+class Keeps(Method):
+    ServerState: ClassVar[type] = Mixed
 
+
+def test_a_server_equals_its_restored_checkpoint() -> None:
     experiment: Any = replace(build_experiment(parse(VALUES)), method=Keeps())
-    given = Mixed({3: (1, 2)}, [torch.ones(3, 2).T])  # type: ignore[dict-item, arg-type]
+    turned = torch.arange(6.0).view(3, 2).T
+    given = Mixed({3: [1.0, 2.0]}, (turned.clone().requires_grad_(), turned))
     params = {"w": torch.arange(6.0).view(2, 3).T.requires_grad_()}
-    found = as_checkpointed(experiment, Server({}), Server(params, {}, given), "test")
-    assert found.state.by_task == {3: [1.0, 2.0]}
-    assert isinstance(found.state.by_task[3], list)
-    assert isinstance(found.state.pairs, tuple)
-    assert found.state.pairs[0].is_contiguous()
+    found = check_server(experiment.method, Server({}), Server(params, {}, given), "test")
+    assert found.state.by_task == given.by_task
+    for value in found.state.pairs:
+        assert value.is_contiguous()
+        assert not value.requires_grad
+        assert torch.equal(value, turned)
     assert found.params["w"].is_contiguous()
     assert not found.params["w"].requires_grad
     assert torch.equal(found.params["w"], params["w"])
-    tree = RunState(found).to_tree()
-    again = RunState.from_tree(tree, experiment.method).server.state
-    assert again.by_task == found.state.by_task
-    assert torch.equal(again.pairs[0], found.state.pairs[0])
+    tree = decode(encode_tree(RunState(found).to_tree()))
+    again = RunState.from_tree(tree, experiment.method).server
+    assert again.state.by_task == {3: [1.0, 2.0]}
+    assert isinstance(again.state.pairs, tuple)
+    assert torch.equal(again.state.pairs[1], turned)
+    assert torch.equal(again.params["w"], params["w"])
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (Mixed({3: (1.0, 2.0)}), "server state.by_task[3]: must be a list, as it is read from a "),  # type: ignore[dict-item]
+        (Mixed({3: [1]}), "server state.by_task[3][0]: must be a float, as it is read from a "),
+        (Mixed({"3": [1.0]}), "server state.by_task: must be keys [3], as they are read again, "),  # type: ignore[dict-item]
+        (Mixed({}, [torch.ones(2)]), "server state.pairs: must be a tuple, as it is read from a "),  # type: ignore[arg-type]
+    ],
+    ids=["a tuple", "an integer", "another key", "a list"],
+)
+def test_a_state_that_a_checkpoint_would_change_is_refused(state: Mixed, sentence: str) -> None:
+    with pytest.raises(ContractError, match=re.escape(sentence)):
+        check_server(Keeps(), Server({}), Server({}, {}, state), "test")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +355,7 @@ def test_a_server_equals_its_restored_checkpoint() -> None:
 def test_a_server_that_cannot_be_saved_is_refused(server: Any, sentence: str) -> None:
     experiment: Any = replace(build_experiment(parse(VALUES)), method=Noted())
     with pytest.raises(ContractError, match=sentence):
-        as_checkpointed(experiment, Server({}, {}, Seen()), server, "here")
+        check_server(experiment.method, Server({}, {}, Seen()), server, "here")
 
 
 # ---- stopped within a task

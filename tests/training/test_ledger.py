@@ -93,43 +93,42 @@ def test_uploads_are_counted_for_every_client_and_field() -> None:
 def test_a_broadcast_is_counted_for_every_client_in_every_round() -> None:
     ledger = opened()
     for clients in ([0, 1, 2], [1, 2], []):
-        ledger.count_broadcast("params", {"w": torch.zeros(5)}, clients, once_per_task=False)
+        ledger.count_broadcast({"params": ({"w": torch.zeros(5)}, False)}, clients)
     assert ledger.by_field == {"down/params": 5 * size(w=torch.zeros(5))}
 
 
 def test_a_lasting_part_is_counted_once_a_client_and_task() -> None:
     ledger, part = opened(), {"w": torch.zeros(5)}
     one = size(w=torch.zeros(5))
-    ledger.count_broadcast("frozen", part, [0, 1], once_per_task=True)
-    ledger.count_broadcast("frozen", part, [1, 2], once_per_task=True)
-    ledger.count_broadcast("frozen", part, [0, 1, 2], once_per_task=True)
+    ledger.count_broadcast({"frozen": (part, True)}, [0, 1])
+    ledger.count_broadcast({"frozen": (part, True)}, [1, 2])
+    ledger.count_broadcast({"frozen": (part, True)}, [0, 1, 2])
     assert ledger.by_task == [{"up": 0, "down": 3 * one}]
     ledger.begin_task()
-    ledger.count_broadcast("frozen", part, [1], once_per_task=True)
+    ledger.count_broadcast({"frozen": (part, True)}, [1])
     assert ledger.by_task == [{"up": 0, "down": 3 * one}, {"up": 0, "down": one}]
     assert ledger.down == 4 * one
 
 
 def test_lasting_parts_are_remembered_by_name() -> None:
     ledger, one = opened(), size(w=torch.zeros(5))
-    ledger.count_broadcast("frozen", {"w": torch.zeros(5)}, [0], once_per_task=True)
-    ledger.count_broadcast("basis", {"w": torch.zeros(5)}, [0], once_per_task=True)
+    ledger.count_broadcast({"frozen": ({"w": torch.zeros(5)}, True)}, [0])
+    ledger.count_broadcast({"basis": ({"w": torch.zeros(5)}, True)}, [0])
     assert ledger.by_field == {"down/frozen": one, "down/basis": one}
 
 
 def test_a_nested_part_is_one_field() -> None:
     ledger = opened()
-    ledger.count_broadcast(
-        "basis", {"basis": {"fc1": torch.zeros(4), "fc2": torch.ones(2)}}, [0], False
-    )
-    flatten_tree = {"basis/fc1": torch.zeros(4), "basis/fc2": torch.ones(2)}
-    assert ledger.by_field == {"down/basis": len(encode(flatten_tree))}
+    basis = {"basis": {"fc1": torch.zeros(4), "fc2": torch.ones(2)}}
+    ledger.count_broadcast({"basis": (basis, False)}, [0])
+    flat = {"basis/fc1": torch.zeros(4), "basis/fc2": torch.ones(2)}
+    assert ledger.by_field == {"down/basis": len(encode(flat))}
 
 
 def test_nothing_sent_is_no_entry() -> None:
     ledger = opened()
-    ledger.count_broadcast("frozen", {}, [0, 1], once_per_task=True)
-    ledger.count_broadcast("params", {"w": torch.zeros(1)}, [], once_per_task=False)
+    ledger.count_broadcast({"frozen": ({}, True)}, [0, 1])
+    ledger.count_broadcast({"params": ({"w": torch.zeros(1)}, False)}, [])
     nothing = {"clients": 0, "up": {"mean": 0, "max": 0}, "down": {"mean": 0, "max": 0}}
     assert ledger.summary() == {
         "up": 0, "down": 0, "by_field": {}, "types": {}, "per_client": nothing, "kept": None,
@@ -139,12 +138,12 @@ def test_nothing_sent_is_no_entry() -> None:
 
 def test_bytes_are_counted_by_task_field_and_client() -> None:
     ledger, one = opened(), size(w=torch.zeros(5))
-    ledger.count_broadcast("params", {"w": torch.zeros(5)}, [0, 2], once_per_task=False)
-    ledger.count_broadcast("params", {"w": torch.zeros(5)}, [2], once_per_task=False)
+    ledger.count_broadcast({"params": ({"w": torch.zeros(5)}, False)}, [0, 2])
+    ledger.count_broadcast({"params": ({"w": torch.zeros(5)}, False)}, [2])
     ledger.end_task([30, 10], clients=4)
     ledger.begin_task()
     ledger.count_uploads(stack_of_one(7, 1.0, {"update": Sum({"w": torch.zeros(5)})}))
-    ledger.count_broadcast("params", {"w": torch.zeros(5)}, [2], once_per_task=False)
+    ledger.count_broadcast({"params": ({"w": torch.zeros(5)}, False)}, [2])
     ledger.end_task([40], clients=4)
     found = ledger.summary()
     first, second = found["by_task"]
@@ -166,7 +165,7 @@ def test_bytes_are_counted_by_task_field_and_client() -> None:
 def test_the_totals_agree() -> None:
     ledger = opened()
     for task in range(3):
-        ledger.count_broadcast("params", {"w": torch.zeros(task + 1)}, [0, 1], once_per_task=False)
+        ledger.count_broadcast({"params": ({"w": torch.zeros(task + 1)}, False)}, [0, 1])
         ledger.count_uploads(stack_of_one(0, 1.0, {"update": Sum({"w": torch.zeros(task + 2)})}))
         ledger.begin_task()
     found: dict[str, Any] = ledger.summary()

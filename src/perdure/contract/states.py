@@ -37,13 +37,20 @@ def to_tree(state: Any, where: str = "state") -> Any:
         return {str(key): to_tree(value, f"{where}[{key!r}]") for key, value in state.items()}
     if isinstance(state, list | tuple):
         return [to_tree(value, f"{where}[{i}]") for i, value in enumerate(state)]
-    if state is None or isinstance(state, Tensor | bool | int | float | str):
+    if isinstance(state, Tensor):
+        return state.detach().contiguous() if _is_computed(state) else state
+    if state is None or isinstance(state, bool | int | float | str):
         return state
     refuse(
         where,
         type_name(state),
         "made of tensors, numbers, strings, lists, dicts and None",
     )
+
+
+def _is_computed(tensor: Tensor) -> bool:
+    """Return whether a tensor has a gradient or a layout that saving would not keep."""
+    return tensor.requires_grad or not tensor.is_contiguous()
 
 
 def from_tree(kind: Any, tree: Any, where: str = "state") -> Any:
@@ -65,6 +72,33 @@ def from_tree(kind: Any, tree: Any, where: str = "state") -> Any:
     if origin in (list, tuple):
         return _sequence(origin, arguments, tree, where)
     return _plain(kind, tree, where)
+
+
+def as_saved(kind: Any, state: Any, where: str = "state") -> Any:
+    """Return a state with its tensors detached and contiguous, as they are when they are read.
+
+    A state that differs in anything else from what would be read is refused: a run that was stopped
+    would not continue as one that was not.
+    """
+    saved = from_tree(kind, to_tree(state, where), where)
+    _check_same(state, saved, where)
+    return saved
+
+
+def _check_same(state: Any, restored: Any, where: str) -> None:
+    if type(state) is not type(restored):
+        refuse(where, type_name(state), f"{type_name(restored)}, as it is read from a checkpoint")
+    if is_dataclass(state):
+        for f in fields(state):
+            _check_same(getattr(state, f.name), getattr(restored, f.name), f"{where}.{f.name}")
+    elif isinstance(state, dict):
+        if list(state) != list(restored):
+            refuse(where, f"keys {list(state)}", f"keys {list(restored)}, as they are read again")
+        for key, value in state.items():
+            _check_same(value, restored[key], f"{where}[{key!r}]")
+    elif isinstance(state, list | tuple):
+        for i, (value, again) in enumerate(zip(state, restored, strict=True)):
+            _check_same(value, again, f"{where}[{i}]")
 
 
 def partial_from_tree(kind: Any, tree: Mapping[str, Any], where: str = "state") -> Any:

@@ -20,10 +20,6 @@ from perdure.models.network import Network
 from perdure.models.ops import ForwardPass, cross_entropy
 
 
-def _no_rows() -> slice:
-    return slice(0, 0)
-
-
 @dataclass(frozen=True)
 class Batch:
     """The rows of a local step: extra rows first, then the client's examples, padding last."""
@@ -100,7 +96,7 @@ class Step:
     """The network with the outputs so far."""
     fwd: ForwardPass
     """The circumstances of the forward pass: training mode, running statistics, dropout."""
-    extra: slice = field(default_factory=_no_rows)
+    extra: slice = field(default_factory=lambda: slice(0, 0))
     """The rows of the batch that this method added with `extra_rows`."""
     extra_by_method: Mapping[str, slice] = field(default_factory=dict)
     """The rows that each method of a combination added, by the method's name."""
@@ -171,10 +167,12 @@ def target_losses(logits: Tensor, batch: Batch) -> Tensor:
 
 def mean_target_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean of `target_losses` over the rows that are not padding."""
-    weights = batch.mean_weights
-    if weights is None and not batch.y.is_floating_point():  # the same in a single operation
-        return F.cross_entropy(mask_inactive(logits, batch), batch.y)
-    return masked_mean(target_losses(logits, batch), weights)
+    alike = batch.mask is None and batch.weight is None
+    if alike and not batch.y.is_floating_point():  # the same in a single operation
+        if batch.active_outputs is not None:
+            logits = mask_inactive(logits, batch)
+        return F.cross_entropy(logits, batch.y)
+    return masked_mean(target_losses(logits, batch), batch.mean_weights)
 
 
 def mask_inactive(logits: Tensor, batch: Batch) -> Tensor:
@@ -249,7 +247,7 @@ def join_rows(step: Step, rows: Rows | dict[str, Rows]) -> Step:
     )
     extra_by_method = _slices(by_method)
     fwd = replace(step.fwd, mask=joined.mask)
-    extra = extra_by_method.get("", _no_rows())
+    extra = extra_by_method.get("", slice(0, 0))
     return replace(
         step, batch=joined, fwd=fwd, extra_by_method=extra_by_method, extra=extra, memo={}
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 import torch
@@ -185,16 +185,11 @@ class MaskedUpload:
 
 def stack_of_one(client: int, weight: float, upload: Upload) -> StackedUploads:
     """Return one client's upload as a stack of one client."""
-    fields = {name: _with_client_axis(field) for name, field in upload.items()}
+    fields = {
+        name: replace(field, value={key: t.unsqueeze(0) for key, t in field.value.items()})
+        for name, field in upload.items()
+    }
     return StackedUploads((client,), (weight,), fields)
-
-
-def _with_client_axis(field: Field) -> Field:
-    return _same_kind(field, {name: tensor.unsqueeze(0) for name, tensor in field.value.items()})
-
-
-def _same_kind(field: Field, value: Tensors) -> Field:
-    return Sum(value, field.weight) if isinstance(field, Sum) else Each(value)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ TENSOR_MARK = "__tensor__"
 
 
 def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
-    """Split a tree into a JSON skeleton and its tensors.
+    """Split a tree into a JSON skeleton and its tensors by path.
 
     Raises:
         TypeError: The tree holds a value of another type, or two keys with the same string.
@@ -43,49 +43,22 @@ def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
     """
     if isinstance(tree, Tensor):
         return {TENSOR_MARK: prefix}, {prefix: tree.detach().cpu().contiguous()}
-    if isinstance(tree, dict):
-        return _split_items(_with_string_keys(tree, prefix), prefix)
-    if isinstance(tree, list | tuple):
-        skeleton, tensors = _split_items({str(i): v for i, v in enumerate(tree)}, prefix)
-        return list(skeleton.values()), tensors
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree, {}
-    raise TypeError(f"a tree cannot hold {type(tree).__name__} (at {prefix or 'its root'})")
-
-
-def as_decoded(tree: Any) -> Any:
-    """Return the tree as it would be after encoding and decoding, without copying tensors.
-
-    Keys become strings, tuples become lists, and tensors become contiguous.
-    """
-    if isinstance(tree, Tensor):
-        return tree.detach().contiguous()
-    if isinstance(tree, dict):
-        return {key: as_decoded(value) for key, value in _with_string_keys(tree, "").items()}
-    return [as_decoded(value) for value in tree] if isinstance(tree, list | tuple) else tree
-
-
-def _split_items(items: dict[str, Any], prefix: str) -> tuple[dict[str, Any], Tensors]:
+    if not isinstance(tree, dict | list | tuple):
+        raise TypeError(f"a tree cannot hold {type(tree).__name__} (at {prefix or 'its root'})")
     skeleton: dict[str, Any] = {}
     tensors: Tensors = {}
-    for key, value in items.items():
-        step = _path_step(key)
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        name = str(key)
+        if name in skeleton or name == TENSOR_MARK:
+            raise TypeError(f"a tree cannot hold equal keys or {TENSOR_MARK} (at {prefix!r})")
+        # escaped, so that different tensors always have different paths
+        step = name.replace("~", "~0").replace("/", "~1") or "~2"
         path = f"{prefix}/{step}" if prefix else step
-        skeleton[key], value_tensors = split_tree(value, path)
-        tensors.update(value_tensors)
-    return skeleton, tensors
-
-
-def _with_string_keys(tree: dict[Any, Any], prefix: str) -> dict[str, Any]:
-    items = {str(key): value for key, value in tree.items()}
-    if len(items) != len(tree) or TENSOR_MARK in items:
-        raise TypeError(f"a tree cannot hold equal keys or {TENSOR_MARK} (at {prefix!r})")
-    return items
-
-
-def _path_step(key: str) -> str:
-    """Escape a key, so that different tensors always have different paths."""
-    return key.replace("~", "~0").replace("/", "~1") or "~2"
+        skeleton[name], below = split_tree(value, path)
+        tensors.update(below)
+    return (skeleton if isinstance(tree, dict) else list(skeleton.values())), tensors
 
 
 def join_tree(skeleton: Any, tensors: Tensors) -> Any:

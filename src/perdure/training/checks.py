@@ -21,6 +21,7 @@ from perdure.models.network import Network
 from perdure.privacy.chain import PrivacyChain
 from perdure.privacy.secagg.journal import SecAggTransport
 from perdure.training.engines.engine import Engine
+from perdure.training.task_plan import default_trainable
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -129,7 +130,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
         shapes = {name: value.shape for name, value in params.items()}
         context = replace(
             first, task=task, network=experiment.network_at(task), parameters=shapes,
-            trainable=experiment.trained_by_default(shapes, task),
+            trainable=default_trainable(tuple(shapes), task, experiment.config.stream.cumulative),
         )  # fmt: skip
         train, config = (
             split_exchanges(experiment.method.exchanges(context)).train,

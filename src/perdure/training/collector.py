@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,11 +23,9 @@ from perdure.contract.uploads import (
     Each,
     FailedUpload,
     Field,
-    Losses,
     MaskedUpload,
     StackedUploads,
     WeightBounds,
-    _same_kind,
 )
 from perdure.core.trees import Tensors
 from perdure.data.examples import Array
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
 # Uploads in transit, of one client or a stack of clients, and how the server adds them up.
 # ------------------------------------------------------------------------------------------------
 
-NewClientStates = dict[int, tuple[Any, Tensors]]
-"""By client index: its new state (None if it does not change) and its private parameters."""
 _LARGEST = 2.0**100
 """Bound on weights and weighted values: float32 holds the sum of 2^27 of them."""
 
@@ -81,10 +77,6 @@ class UploadCollector:
         """Number of clients that did their work and had nothing to send."""
         self.abort_reason: str | None = None
         """Why the exchange must be repeated with other clients. If None, it need not."""
-        self.losses: Losses = {}
-        """Weight and training loss of the clients that trained here."""
-        self.new_states: NewClientStates = {}
-        """States of clients that are to be stored when the exchange has succeeded."""
         self.uploaded: set[int] = set()
         """Clients that uploaded masked values, or declined to, in any attempt at this exchange."""
         self.rule: Aggregation | None = None
@@ -200,40 +192,34 @@ def finite_clients(uploads: StackedUploads) -> list[bool]:
     weights = torch.tensor(uploads.weights, dtype=torch.float64)
     is_finite = weights.abs() <= _LARGEST  # false for NaN
     for field in uploads.fields.values():
-        factors = _factors(field, weights)
+        factors = weights
+        if isinstance(field, Each):  # not summed
+            factors = torch.zeros_like(weights)
+        elif field.weight is not None:
+            factors = torch.full_like(weights, field.weight)
         is_finite &= factors.abs() <= _LARGEST
         for tensor in field.value.values():
-            is_finite &= _bounded_rows(tensor.unsqueeze(-1).flatten(1), factors)
+            is_finite &= _bounded_rows(tensor.unsqueeze(-1).flatten(1), factors.abs())
     return [bool(ok) for ok in is_finite]
-
-
-def _factors(field: Field, weights: Tensor) -> Tensor:
-    """Return each client's weight in the sum of a field; 0 if it is not summed."""
-    if isinstance(field, Each):
-        return torch.zeros_like(weights)
-    return weights if field.weight is None else torch.full_like(weights, field.weight)
 
 
 def _bounded_rows(rows: Tensor, factors: Tensor) -> Tensor:
     """Return for each row whether its values are finite, and times its factor not too large."""
     values = rows if rows.is_floating_point() else rows.float()
     # the norm bounds all values and is found faster than the largest one, but may overflow
-    norms = torch.linalg.vector_norm(values, dim=1)
-    is_bounded = _within(norms, factors)
+    sizes = torch.linalg.vector_norm(values, dim=1).double().cpu()
+    is_bounded: Tensor = torch.isfinite(sizes) & (sizes * factors <= _LARGEST)
     if bool(is_bounded.all()) or not rows.shape[1]:
         return is_bounded
-    return _within(values.abs().amax(1), factors)
-
-
-def _within(sizes: Tensor, factors: Tensor) -> Tensor:
-    sizes = sizes.double().cpu()
-    return torch.isfinite(sizes) & (sizes * factors.abs() <= _LARGEST)
+    sizes = values.abs().amax(1).double().cpu()
+    is_bounded = torch.isfinite(sizes) & (sizes * factors <= _LARGEST)
+    return is_bounded
 
 
 def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:
     rows = [row for row, ok in enumerate(included) if ok]
     fields = {
-        name: _same_kind(field, {key: tensor[rows] for key, tensor in field.value.items()})
+        name: replace(field, value={key: tensor[rows] for key, tensor in field.value.items()})
         for name, field in uploads.fields.items()
     }
     return StackedUploads(

@@ -19,7 +19,6 @@ from perdure.data.streams.stream import Task
 from perdure.evaluation.evaluator import Evaluation, Evaluator
 from perdure.evaluation.forgetting import Matrix
 from perdure.evaluation.metrics import MetricValues, needed_counts
-from perdure.training.collector import UploadCollector
 from perdure.training.experiment import Experiment
 from perdure.training.privacy import privacy_spent
 from perdure.training.state import RunState
@@ -162,36 +161,7 @@ EventCallback = Callable[[RunState, Event], None]
 """Called as `callback(state, event)`."""
 
 
-def round_event(
-    experiment: Experiment,
-    state: RunState,
-    context: Context,
-    sampled: list[int],
-    collector: UploadCollector,
-) -> Event:
-    """Return the event of a finished round, with accuracies every `runs.evaluate_every` rounds."""
-    failed = [failure.client for failure in collector.failures]
-    event: Event = {
-        "event": "round",
-        "task": context.task,
-        "round": context.round,
-        "lr": context.lr,
-        "sampled": len(sampled),
-        "clients": len(collector.collected.clients),
-        "rejected": collector.rejected,
-        **({"failed": failed} if failed else {}),
-        **_participants(experiment, collector),
-        "bytes": dict(state.ledger.by_task[-1]),
-        **_loss(experiment, collector),
-        **_diagnostics(experiment, state, context),
-    }
-    every = experiment.config.runs.evaluate_every
-    if every and state.round % every == 0:
-        event |= _accuracies(experiment, state, context.task)
-    return event
-
-
-def _accuracies(experiment: Experiment, state: RunState, current: int) -> Event:
+def accuracies_within_task(experiment: Experiment, state: RunState, current: int) -> Event:
     """Return accuracies within a task: on it and, if the config asks for it, on earlier ones."""
     is_all = experiment.config.runs.evaluate_all
     tasks = [experiment.task(task) for task in range(0 if is_all else current, current + 1)]
@@ -201,27 +171,6 @@ def _accuracies(experiment: Experiment, state: RunState, current: int) -> Event:
         modes = evaluations[-1].accuracy
         event["accuracies"] = {mode: [e.accuracy[mode] for e in evaluations] for mode in modes}
     return event
-
-
-def _participants(experiment: Experiment, collector: UploadCollector) -> Event:
-    """Return whose uploads count in a federation, which continues without nodes that fail."""
-    if experiment.privacy.simulated:
-        return {}
-    return {"participants": sorted(collector.collected.clients)}
-
-
-def _loss(experiment: Experiment, collector: UploadCollector) -> Event:
-    """Return the mean training loss of the round, weighted as clients are.
-
-    It is left out where uploads are noisy, since it would leave the clients without noise, and
-    where no client reports it (a federation with secure aggregation). In a simulation with secure
-    aggregation it is a sum as well.
-    """
-    losses = [loss for c, loss in collector.losses.items() if c not in collector.rejected]
-    total = sum(weight for weight, _ in losses)
-    mean = sum(weight * loss for weight, loss in losses) / total if total else math.nan
-    hidden = experiment.privacy.hides_mean_loss
-    return {} if hidden or not math.isfinite(mean) else {"loss": mean}
 
 
 def task_event(experiment: Experiment, state: RunState) -> Event:
@@ -237,7 +186,7 @@ def task_event(experiment: Experiment, state: RunState) -> Event:
             {"validation": last_rows(state.validation)} if experiment.config.data.validation else {}
         ),
         "bytes": dict(state.ledger.by_task[-1]),
-        **_diagnostics(experiment, state, experiment.context(state)),
+        **diagnostics_event(experiment, state, experiment.context(state)),
         **({"privacy": privacy} if privacy else {}),
     }
 
@@ -256,7 +205,7 @@ def clients_event(
     return {"event": "clients", **at, "done": done, "sampled": sampled}
 
 
-def _diagnostics(experiment: Experiment, state: RunState, context: Context) -> Event:
+def diagnostics_event(experiment: Experiment, state: RunState, context: Context) -> Event:
     """Return the method's numbers, and all warnings of this round, the method's among them."""
     diagnosis = experiment.method.diagnose(state.server, context)
     for key, text in diagnosis.warnings.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +14,20 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config, NaturalPartition
-from perdure.contract.context import Client, ClientData, Context, Server
-from perdure.contract.exchanges import TaskExchanges, split_exchanges
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import (
+    TaskExchanges,
+    sent_names,
+    split_exchanges,
+    trained_names,
+)
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.feature_cache import CacheFolder, with_feature_cache
+from perdure.data.images import make_augmentation
 from perdure.data.streams.build import make_stream, with_client_count
 from perdure.data.streams.stream import Stream, Task
 from perdure.evaluation.metrics import Metric, make_metrics
@@ -43,18 +49,18 @@ from perdure.training.checks import (
 from perdure.training.client_store import ClientStore, from_stored_tree, to_stored_tree
 from perdure.training.collector import capped_sizes
 from perdure.training.engines import make_engine
-from perdure.training.engines.batches import local_steps, mean_local_steps
 from perdure.training.engines.engine import Engine
 from perdure.training.optimizers import learning_rate
-from perdure.training.settings import (
-    TaskPlan,
-    choose_head,
-    choose_outputs,
-    choose_weighting,
-    default_trainable,
-    server_step_size,
-)
+from perdure.training.settings import choose_head, choose_outputs, choose_weighting
 from perdure.training.state import RunState
+from perdure.training.task_plan import (
+    TaskPlan,
+    active_outputs,
+    default_trainable,
+    mean_local_steps,
+    server_step_size,
+    task_targets,
+)
 
 # ------------------------------------------------------------------------------------------------
 # Parts of an experiment that its config chooses: device, outputs of the head, feature cache.
@@ -167,15 +173,7 @@ class Experiment:
         """Rows that a client, or a class of it, must have for anything to be sent about them."""
         return self.config.privacy.min_rows or 0
 
-    # ---- the current task and round
-
-    def context(self, state: RunState, exchange: int = 0) -> Context:
-        """Return the context of the current round."""
-        plan, train = self.plan(state), self.config_at(state.task).train
-        lr = learning_rate(train, state.task, state.round, max(1, plan.rounds))
-        return replace(
-            plan.context, round=state.round, rounds=plan.rounds, lr=lr, exchange=exchange
-        )
+    # ---- tasks
 
     def plan(self, state: RunState) -> TaskPlan:
         """Return the plan of the current task."""
@@ -183,36 +181,54 @@ class Experiment:
             self._plans[state.task] = self.plan_task(state.task, state.server.params)
         return self._plans[state.task]
 
-    def exchanges(self, state: RunState) -> TaskExchanges:
-        """Return the exchanges of the current task."""
-        return self.plan(state).exchanges
-
-    def rounds(self, state: RunState) -> int:
-        """Return the number of training rounds of the current task."""
-        return self.plan(state).rounds
-
-    def is_personal(self, state: RunState) -> bool:
-        """Return whether every client has a personal model in the current task."""
-        return bool(self.needs.personal or self.exchanges(state).train.private)
-
     @cached_property
     def _plans(self) -> dict[int, TaskPlan]:
         return {}
 
-    # ---- any task
+    def context(self, state: RunState, exchange: int = 0) -> Context:
+        """Return the context of the current round."""
+        return self.plan(state).at(state.round, exchange)
+
+    def exchanges(self, state: RunState) -> TaskExchanges:
+        """Return the exchanges of the current task."""
+        return self.plan(state).exchanges
+
+    def is_personal(self, state: RunState) -> bool:
+        """Return whether every client has a personal model in the current task."""
+        return bool(self.needs.personal or self.plan(state).train.private)
 
     def plan_task(self, task: int, params: Tensors, clients: int | None = None) -> TaskPlan:
-        """Return the plan of a task."""
-        context = self.task_context(task, params, clients)
+        """Return the plan of a task; for nodes with the number of clients that have data of it.
+
+        Raises:
+            ContractError: The method declares exchanges that cannot be run.
+
+        """
+        context, config = self.task_context(task, params, clients), self.config_at(task)
         exchanges = split_exchanges(self.method.exchanges(context))
-        rounds = exchanges.train.rounds
-        if rounds is None:
-            rounds = self.config.rounds(task)
-        server_lr = server_step_size(self.config_at(task), self.needs, task)
+        train, data, outputs = exchanges.train, self.task(task), context.network.outputs
+        trainable, sent = trained_names(train, context), sent_names(train, context)
+        in_loss = choose_outputs(self.config, self.needs)
+        active = active_outputs(data, outputs, in_loss)
         return TaskPlan(
-            self.task(task), context, exchanges, rounds, server_lr, self._outputs_in_loss,
+            data,
+            config,
+            context,
+            exchanges,
+            train,
+            self.config.rounds(task) if train.rounds is None else train.rounds,
+            server_step_size(config, self.needs, task),
+            trainable,
+            {name: context.parameters[name] for name in sent},
+            task_targets(data, outputs),
+            None if active is None else active.to(self.device),
+            in_loss == "task" and data.client_classes is not None and data.train.origins is None,
+            self.weighting,
+            None if config.train.aggregation.is_sum else config.train.aggregation,
+            config.federation is not None or config.privacy.secagg,
+            make_augmentation(config.data),
             self.device,
-        )  # fmt: skip
+        )
 
     def task_context(self, task: int, params: Tensors, clients: int | None = None) -> Context:
         """Return the context at the start of a task; arguments as in `plan_task`."""
@@ -221,24 +237,17 @@ class Experiment:
         sizes = self.task(task).partition.sizes if clients is None else np.zeros(0)
         steps = mean_local_steps(capped_sizes(self.config, sizes), config.train)
         clients = int(np.count_nonzero(sizes)) if clients is None else clients
+        trainable = default_trainable(tuple(shapes), task, self.config.stream.cumulative)
         return Context(
             self.network_at(task), self.rng, task, 0, rounds,
             learning_rate(config.train, task, 0, rounds), config.clients.count, clients,
-            shapes, self.trained_by_default(shapes, task), needs=self.needs, local_steps=steps,
+            shapes, trainable, needs=self.needs, local_steps=steps,
             earlier_rounds=self.config.total_rounds(task),
         )  # fmt: skip
-
-    def trained_by_default(self, names: Iterable[str], task: int) -> tuple[str, ...]:
-        """Return the parameters that are trained in a task unless the method chooses fewer."""
-        return default_trainable(tuple(names), task, self.config.stream.cumulative)
 
     def network_at(self, task: int) -> Network:
         """Return the network with the outputs of the tasks up to `task`, from 0."""
         return replace(self.network, outputs=self.network.outputs.until(task))
-
-    @cached_property
-    def _outputs_in_loss(self) -> str:
-        return choose_outputs(self.config, self.needs)
 
     # ---- the model
 
@@ -269,31 +278,8 @@ class Experiment:
 
     def client(self, index: int, context: Context, server: Server, broadcast: Tree) -> Client:
         """Return a client, with its stored state, as a method's functions receive it."""
-        state, private = self.client_state(index)
         plan = self._plans.get(context.task) or self.plan_task(context.task, server.params)
-        return self.make_client(plan, index, context, server, broadcast, state, private)
-
-    def make_client(
-        self,
-        plan: TaskPlan,
-        index: int,
-        context: Context,
-        server: Server,
-        broadcast: Tree,
-        state: Any,
-        private: Tensors,
-    ) -> Client:
-        """Return a client with a given state and private parameters; else as `client`."""
-        train = self.config_at(plan.task.index).train
-        rows = plan.task.partition.index(index).to(self.device)
-        data = ClientData(plan.task.train, rows, plan.targets, plan.active_outputs_of(index))
-        weight = float(len(rows)) if self.weighting == "samples" else 1.0
-        params = server.params | private if private else server.params
-        return Client(
-            index, context, data, state, weight, params, server.buffers, broadcast,
-            train.local_epochs, train.batch_size, local_steps(len(rows), train), train.momentum,
-            train.optimizer.kind, min_rows=self.min_rows,
-        )  # fmt: skip
+        return plan.client(index, context, server, broadcast, *self.client_state(index))
 
     def client_state(self, index: int) -> tuple[Any, Tensors]:
         """Return the stored state and private parameters of a client, or their defaults."""

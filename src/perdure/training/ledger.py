@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from perdure.contract.uploads import FailedUpload, StackedUploads, Sum
+from perdure.contract.uploads import StackedUploads, Sum
 from perdure.core.trees import Tensors, Tree, split_tree
 
 _DTYPES = {
@@ -42,11 +42,6 @@ def encoded_size(value: Tensors, stacked: bool = False) -> int:
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     return 8 + (len(text) + 7) // 8 * 8 + offset
-
-
-def flatten_tree(tree: Tree | Tensors) -> Tensors:
-    """Return the tensors of a tree by path, as one field of a message."""
-    return split_tree(tree)[1]
 
 
 def _no_clients() -> Tensor:
@@ -97,26 +92,22 @@ class Ledger:
         self.sent_before = _added(self.sent_before, self.sent_in_task)
         self.sent_in_task = _no_clients()
 
-    def count_uploads(self, uploads: StackedUploads | FailedUpload) -> None:
-        """Count uploads; failed ones count as nothing."""
-        if isinstance(uploads, FailedUpload):
-            return
+    def count_uploads(self, uploads: StackedUploads) -> None:
+        """Count the fields of uploads."""
         for name, upload_field in uploads.fields.items():
             size = encoded_size(upload_field.value, stacked=True)
             self.add_bytes("up", name, dict.fromkeys(uploads.clients, size))
             self.types[name] = "Sum" if isinstance(upload_field, Sum) else "Each"
 
-    def count_broadcast(
-        self, name: str, value: Tree | Tensors, clients: list[int], once_per_task: bool
-    ) -> None:
-        """Count a broadcast field."""
-        if not value:
-            return
-        if once_per_task:
-            clients = self.first_deliveries(name, clients)
-        if clients:
-            size = encoded_size(flatten_tree(value))
-            self.add_bytes("down", name, dict.fromkeys(clients, size))
+    def count_broadcast(self, fields: Mapping[str, tuple[Tree, bool]], clients: list[int]) -> None:
+        """Count a broadcast: by name a tree, and whether clients receive it once per task."""
+        for name, (value, once) in fields.items():
+            if not value:
+                continue
+            receivers = self.first_deliveries(name, clients) if once else clients
+            if receivers:
+                size = encoded_size(split_tree(value)[1])
+                self.add_bytes("down", name, dict.fromkeys(receivers, size))
 
     def first_deliveries(self, name: str, clients: list[int]) -> list[int]:
         """Return the clients that have not received a field in this task, and record them."""
@@ -132,12 +123,12 @@ class Ledger:
         self.by_field[key] = self.by_field.get(key, 0) + size
         fields = self.task_fields[-1]
         fields[key] = fields.get(key, 0) + size
-        self._add_to_clients(("up", "down").index(direction), sizes)
-
-    def _add_to_clients(self, row: int, sizes: Mapping[int, int]) -> None:
-        if sizes:
+        if not sizes:
+            return
+        if max(sizes) >= self.sent_in_task.shape[1]:
             self.sent_in_task = _widened(self.sent_in_task, max(sizes) + 1)
-            self.sent_in_task[row, list(sizes)] += torch.tensor(list(sizes.values()))
+        row = ("up", "down").index(direction)
+        self.sent_in_task[row, list(sizes)] += torch.tensor(list(sizes.values()))
 
     def summary(self) -> dict[str, Any]:
         """Return the `bytes` section of result.json."""

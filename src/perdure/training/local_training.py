@@ -16,7 +16,7 @@ from perdure.algebra import subspaces
 from perdure.config import TrainConfig
 from perdure.contract.checks import check_tensors, refuse, type_name
 from perdure.contract.context import Client, Context
-from perdure.contract.exchanges import Prepared, Train, sent_names, trained_names
+from perdure.contract.exchanges import Prepared, Train
 from perdure.contract.step import Batch, Step, join_rows, mean_loss, mean_target_loss
 from perdure.contract.transforms import ProjectOut, Transform
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Losses, Sum, Upload
@@ -58,28 +58,24 @@ class LocalTraining:
     @cached_property
     def trainable(self) -> tuple[str, ...]:
         """Names of the parameters that are trained."""
-        return trained_names(self.train, self.context)
+        chosen = self.train.trainable
+        return self.context.trainable if chosen is None else chosen
 
     @cached_property
     def sent(self) -> tuple[str, ...]:
         """Names of the trained parameters that are sent."""
-        return sent_names(self.train, self.context)
-
-    @property
-    def private(self) -> tuple[str, ...]:
-        """Names of the trained parameters that never leave a client."""
-        return self.train.private
+        return tuple(name for name in self.trainable if name not in self.train.private)
 
     # ---- before the steps
 
     def prepare_client(self, client: Client) -> Prepared:
         """Return the checked result of `prepare`, with the client's private parameters."""
-        if self.train.prepare is None and not self.private:
+        if self.train.prepare is None and not self.train.private:
             return _NOTHING_PREPARED
         local = _NOTHING_PREPARED if self.train.prepare is None else self.train.prepare(client)
         if not isinstance(local, Prepared):
             refuse("prepare", type_name(local), "a Prepared")
-        private = {name: client.params[name] for name in self.private}
+        private = {name: client.params[name] for name in self.train.private}
         local = replace(local, initial_params=private | local.initial_params)
         self._check_prepared(local)
         return replace(local, transforms=tuple(self._as_projector(t) for t in local.transforms))
@@ -142,7 +138,9 @@ class LocalTraining:
     ) -> tuple[Tensor, Tensors]:
         """Return the loss of one step and the new running statistics."""
         train = self.train
-        network = self.context.network.with_cached_features(batch.cached_features)
+        network = self.context.network
+        if batch.cached_features is not None:
+            network = network.with_cached_features(batch.cached_features)
         fwd = ForwardPass(
             train=True,
             buffers=buffers,
@@ -150,7 +148,7 @@ class LocalTraining:
             key=key,
             mask=batch.mask,
             stacked=stacked,
-            input_projections=self.input_projections(local.transforms),
+            input_projections=self.input_projections(local.transforms) if local.transforms else {},
         )
         all_params = {**broadcast["params"], **params}
         step = Step(all_params, batch, broadcast, local.tensors, key, network, fwd)
@@ -224,15 +222,12 @@ class LocalTraining:
 
     # ---- after the steps
 
-    def default_fields(self, local: LocalUpdate) -> dict[str, Sum | Each]:
-        """Return the fields of FedAvg: the update and, if there are any, running statistics."""
+    def make_upload(self, client: Client | list[Client], local: LocalUpdate) -> tuple[Upload, Any]:
+        """Return the fields that are sent, those of FedAvg among them, and the new state."""
         kind = Each if self.train.per_client_updates else Sum
         fields: dict[str, Sum | Each] = {"update": kind(local.update)}
-        return fields | {"buffers": Sum(local.buffers)} if local.buffers else fields
-
-    def make_upload(self, client: Client | list[Client], local: LocalUpdate) -> tuple[Upload, Any]:
-        """Return the fields that are sent and the new state."""
-        fields: dict[str, Sum | Each] = self.default_fields(local)
+        if local.buffers:
+            fields["buffers"] = Sum(local.buffers)
         if self.train.make_upload is None:
             return fields, None
         result = self.train.make_upload(client, local)

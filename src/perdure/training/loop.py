@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from perdure.core.event_log import Event
 from perdure.training.events import EventCallback, measure, task_event, warn_small_clients
-from perdure.training.exchange import as_checkpointed, run_exchange
+from perdure.training.exchange import run_exchange
 from perdure.training.experiment import Experiment
 from perdure.training.round import train_round
-from perdure.training.state import RunState
+from perdure.training.state import RunState, check_server
 
 
 def run_stream(
@@ -29,8 +29,9 @@ def run_stream(
     while state.task < experiment.task_count:
         if state.round == 0:
             begin_task(experiment, state)
-        while state.round < experiment.rounds(state):
-            event = run_round(experiment, state, during)
+        while state.round < experiment.plan(state).rounds:
+            with timed(state, "train"):
+                event = train_round(experiment, state, during)
             after(state, event)
         end_task(experiment, state)
         event = evaluate(experiment, state)
@@ -48,7 +49,7 @@ def begin_task(experiment: Experiment, state: RunState) -> None:
             run_deferred(experiment, state, delivered)
         server, state.sent_once = state.server, {}
         grown = replace(server, params=experiment.grow(server.params, state.task))
-        state.server = as_checkpointed(experiment, server, grown, where="wrap_network")
+        state.server = check_server(experiment.method, server, grown, where="wrap_network")
         warn_small_clients(experiment, state)
         for position, exchange in experiment.exchanges(state).with_positions(ending=False):
             run_exchange(experiment, state, exchange, position)
@@ -57,18 +58,12 @@ def begin_task(experiment: Experiment, state: RunState) -> None:
 def run_deferred(experiment: Experiment, state: RunState, delivered: dict[str, list[int]]) -> None:
     """Run the deferred exchanges of the task before, as at its end."""
     before = replace(state, task=state.task - 1)
-    before.round = experiment.rounds(before)
+    before.round = experiment.plan(before).rounds
     state.ledger.delivered = delivered
     for position, exchange in experiment.exchanges(before).with_positions(ending=True):
         if exchange.deferred:
             run_exchange(experiment, before, exchange, position)
     state.server, state.ledger.delivered = before.server, {}
-
-
-def run_round(experiment: Experiment, state: RunState, during: EventCallback | None) -> Event:
-    """Run one training round and return its event."""
-    with timed(state, "train"):
-        return train_round(experiment, state, during)
 
 
 def end_task(experiment: Experiment, state: RunState) -> None:

@@ -91,7 +91,7 @@ class Releases:
         """Yield the context at the end of each task so far, and its number of finished rounds."""
         experiment, state = self.experiment, self.state
         for task in range(min(state.task + 1, experiment.task_count)):
-            rounds = experiment.rounds(replace(state, task=task))
+            rounds = experiment.plan(replace(state, task=task)).rounds
             context = experiment.context(replace(state, task=task, round=rounds))
             yield context, rounds if task < state.task else state.round
 

@@ -1,51 +1,37 @@
-"""One training round: sample clients, broadcast, train locally, collect uploads, aggregate."""
+"""Rounds of training: sample clients, broadcast, train locally, collect uploads, aggregate."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Context, Server
-from perdure.contract.exchanges import Train
 from perdure.contract.uploads import (
     Change,
     CollectedUploads,
     FailedUpload,
-    Losses,
     MaskedUpload,
     StackedUploads,
     Sum,
 )
 from perdure.core.event_log import Event
-from perdure.core.trees import Tensors, add, scaled
-from perdure.data.images import make_augmentation
-from perdure.training.collector import NewClientStates, UploadCollector, with_cap
-from perdure.training.events import EventCallback, check_change, clients_event, round_event
-from perdure.training.exchange import (
-    aggregate_usable,
-    as_checkpointed,
-    broadcast,
-    open_collector,
-    record_failures,
-    store_client_states,
+from perdure.core.trees import Tensors
+from perdure.training.events import (
+    EventCallback,
+    accuracies_within_task,
+    check_change,
+    clients_event,
+    diagnostics_event,
 )
+from perdure.training.exchange import Round
 from perdure.training.experiment import Experiment
-from perdure.training.local_training import LocalTraining, SaveClient
-from perdure.training.sampling import (
-    check_quorum,
-    count_participation,
-    remove_dropouts,
-    sample_clients,
-)
-from perdure.training.state import PendingUpload, RunState
-
-# ------------------------------------------------------------------------------------------------
-# One training round: sample clients, broadcast, train locally, collect uploads, aggregate.
-# ------------------------------------------------------------------------------------------------
+from perdure.training.local_training import LocalTraining
+from perdure.training.sampling import count_participation, remove_dropouts, sample_clients
+from perdure.training.state import PendingUpload, RunState, check_server
 
 log = logging.getLogger(__name__)
 
@@ -53,219 +39,226 @@ log = logging.getLogger(__name__)
 def train_round(
     experiment: Experiment, state: RunState, during: EventCallback | None = None
 ) -> Event:
-    """Run one round of the training exchange.
-
-    The round is attempted again while too few clients are left for secure aggregation.
-    """
-    context = experiment.context(state)
-    if experiment.exchanges(state).train.buffer_size is not None:
-        sampled, collector = collect_buffered_uploads(experiment, state, context, during)
-    else:
-        context, sampled, collector = collect_with_attempts(experiment, state, context, during)
-    record_failures(experiment, state, collector, context)
-    check_quorum(experiment, context, sampled, collector)
-    if collector.collected.clients:
-        server = aggregate_usable(
-            state, collector, context,
-            lambda uploads: aggregate(experiment, state, uploads, context),
-        )  # fmt: skip
-        check_quorum(experiment, context, sampled, collector)  # of the clients that are left
-        state.server = server
-    count_participation(experiment, state, sampled, collector)
-    state.counters.add_round(context, collector)
-    state.round += 1
-    return round_event(experiment, state, context, sampled, collector)
+    """Run one round of training and return its event."""
+    is_buffered = experiment.plan(state).train.buffer_size is not None
+    round_ = (BufferedRound if is_buffered else TrainingRound)(experiment, state)
+    for clients in round_.attempts():
+        if clients:
+            training, members = round_.local_training(), [round_.client(c) for c in clients]
+            for uploads in experiment.engine.train(training, members, round_.keep_state):
+                round_.collect(uploads, during)
+        round_.close()
+    round_.aggregate()
+    return round_.finish()
 
 
-def collect_with_attempts(
-    experiment: Experiment, state: RunState, context: Context, during: EventCallback | None
-) -> tuple[Context, list[int], UploadCollector]:
-    """Sample and train clients, again while a secure sum cannot be opened.
+class TrainingRound(Round):
+    """One round of training."""
 
-    A client takes part in one sum of a round alone, since the difference of two sums could be one
-    client's upload. So another attempt samples among the clients that have not uploaded. Where
-    these are too few, it repeats the same sum and asks only the clients that are missing in it.
+    def attempts(self) -> Iterator[list[int]]:
+        """Yield the clients that train, again while a secure sum cannot be opened.
 
-    If an earlier process died in this round, the sum of its last attempt comes first.
-    """
-    config, task = experiment.config_at(state.task), experiment.task(state.task)
-    sums = experiment.privacy.sums
-    started = None if sums is None else sums.started(context)
-    if started is None:
-        sampled, uploaded = sample_clients(config, task, context), set[int]()
-    else:
-        context = replace(context, attempt=started.request.session.attempt)
-        sampled, uploaded = list(started.sampled), set(started.excluded)
-    collector = open_collector(experiment, state, context, sampled, uploaded)
-    collect_uploads(experiment, state, context, sampled, collector, during)
-    while collector.abort_reason:
-        context, uploaded = replace(context, attempt=context.attempt + 1), collector.uploaded
-        others = sample_clients(config, task, context, uploaded)
-        if len(others) >= len(sampled):
-            sampled = asked = others
-            collector = open_collector(experiment, state, context, sampled, uploaded)
+        A client takes part in one sum of a round alone, since the difference of two sums could be
+        one client's upload. So another attempt samples among the clients that have not uploaded.
+        Where these are too few, it repeats the same sum and asks only the clients that are missing
+        in it. If an earlier process died in this round, the sum of its last attempt comes first.
+        """
+        config, task = self.plan.config, self.plan.task
+        sums = self.experiment.privacy.sums
+        started = None if sums is None else sums.started(self.context)
+        if started is None:
+            self.sampled, excluded = sample_clients(config, task, self.context), set[int]()
         else:
-            collector = collector.reopen(context)
-            asked = [client for client in sampled if client not in uploaded]
-        collect_uploads(experiment, state, context, asked, collector, during)
-    collector.collected.upload_fraction = len(collector.collected.clients) / max(1, len(sampled))
-    return context, sampled, collector
+            self.context = replace(self.context, attempt=started.request.session.attempt)
+            self.sampled, excluded = list(started.sampled), set(started.excluded)
+        self.open(self.sampled, excluded)
+        yield self._ask(self.sampled)
+        while self.collector.abort_reason:
+            self.context = replace(self.context, attempt=self.context.attempt + 1)
+            uploaded = self.collector.uploaded
+            others = sample_clients(config, task, self.context, uploaded)
+            if len(others) >= len(self.sampled):
+                self.sampled = others
+                self.open(others, uploaded)
+                yield self._ask(others)
+            else:
+                self.collector = self.collector.reopen(self.context)
+                yield self._ask([client for client in self.sampled if client not in uploaded])
 
+    def open(self, clients: list[int], excluded: Collection[int] = ()) -> None:
+        """Start to collect the uploads of these clients, with the rule of aggregation."""
+        super().open(clients, excluded)
+        self.collector.rule = self.plan.rule
+        self.losses, self.new_states = {}, {}
 
-def collect_uploads(
-    experiment: Experiment,
-    state: RunState,
-    context: Context,
-    sampled: list[int],
-    collector: UploadCollector,
-    during: EventCallback | None,
-) -> None:
-    """Train clients and collect their uploads."""
-    config = experiment.config_at(state.task)
-    clients = remove_dropouts(config, sampled, context)
-    rule = config.train.aggregation
-    collector.rule = None if rule.is_sum else rule
+    def _ask(self, clients: list[int]) -> list[int]:
+        """Broadcast to the clients, and return those that do not drop out."""
+        self.asked = len(clients)
+        self.broadcast(clients)
+        clients = remove_dropouts(self.plan.config, clients, self.context)
+        self.state.counters.missing += self.asked - len(clients)
+        if not (clients or self.collector.uploaded):
+            message = "%s: no client uploaded anything; the model is unchanged"
+            log.warning(message, self.where)
+        return clients
 
-    def keep(client: int, new_state: Any, private: Tensors) -> None:
-        collector.new_states[client] = (new_state, private)
-
-    training = local_training(experiment, state, context, sampled, collector.losses)
-    cap = collector.weight_cap
-    for uploads in train_clients(experiment, state, training, clients, keep, cap):
-        collector.add(uploads)
-        if during is not None:
-            during(state, clients_event(context, uploads, len(sampled)))
-    if not (clients or collector.uploaded):
-        log.warning(
-            "task %d round %d: no client uploaded anything; the model is unchanged",
-            context.task + 1, context.round + 1,
+    def local_training(self) -> LocalTraining:
+        """Return what all clients of the round share."""
+        plan, server = self.plan, self.state.server
+        return LocalTraining(
+            plan.train, self.context, plan.config.train, server.params, server.buffers, self.sent,
+            self.experiment.needs.per_client_fields, losses=self.losses,
+            augmentation=plan.augmentation,
         )  # fmt: skip
-    collector.close()
-    store_client_states(experiment, collector)
-    state.counters.missing += len(sampled) - len(clients) + count_unanswered(collector)
+
+    def keep_state(self, client: int, state: Any, private: Tensors) -> None:
+        """Keep a client's new state (None if it does not change) until the round has succeeded."""
+        self.new_states[client] = (state, private)
+
+    def collect(
+        self,
+        uploads: StackedUploads | MaskedUpload | FailedUpload,
+        during: EventCallback | None = None,
+    ) -> None:
+        """Collect uploads as they arrive."""
+        self.collector.add(uploads)
+        if during is not None:
+            during(self.state, clients_event(self.context, uploads, self.asked))
+
+    def close(self) -> None:
+        """Finish an attempt after its last upload."""
+        super().close()
+        self.state.counters.missing += sum(not f.answered for f in self.collector.failures)
+        uploads = self.collector.collected
+        uploads.upload_fraction = len(uploads.client_weights) / max(1, len(self.sampled))
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether any client uploaded."""
+        return bool(self.collector.collected.client_weights)
+
+    def server_after(self, uploads: CollectedUploads) -> Server:
+        """Return the server after the round: combine, scale by the step size, adjust, apply.
+
+        Raises:
+            ContractError: `combine` or `adjust` of the method returned something invalid.
+            RunError: The change of the model is not finite.
+
+        """
+        server, plan, context = self.state.server, self.plan, self.context
+        train, lr = plan.train, plan.server_lr
+        if train.combine is None:
+            update = uploads.mean("update")
+        else:
+            update = train.combine(server, uploads, context)
+            check_tensors("combine", update, plan.sent)
+        if lr != 1:
+            update = {name: value * lr for name, value in update.items()}
+        buffers = uploads.mean("buffers") if uploads.has("buffers") else {}
+        change = Change(update, buffers, server.state)
+        if train.adjust is not None:
+            change = train.adjust(server, change, uploads, context)
+            if not isinstance(change, Change):
+                refuse("adjust", f"a {type(change).__name__}", "a Change")
+            check_tensors("adjust", change.params, plan.sent)
+            check_tensors("adjust", change.buffers, {n: v.shape for n, v in server.buffers.items()})
+        check_change(self.experiment, self.state, change, context)
+        params = {n: server.params[n].add(value) for n, value in change.params.items()}
+        statistics = {n: server.buffers[n].add(value) for n, value in change.buffers.items()}
+        after = Server(server.params | params, server.buffers | statistics, change.state)
+        return check_server(self.experiment.method, server, after, "adjust")
+
+    def finish(self) -> Event:
+        """Count the finished round and return its event."""
+        state, experiment, collector = self.state, self.experiment, self.collector
+        if not experiment.privacy.simulated:
+            count_participation(state, self.sampled, collector)
+        if self.context.attempt:
+            at = {"task": self.context.task, "round": self.context.round}
+            succeeded = {**at, "attempt": self.context.attempt}
+            state.counters.repeated.append({**succeeded, "clients": sorted(collector.uploaded)})
+        state.counters.rounds += 1
+        state.counters.client_updates += len(collector.collected.client_weights)
+        state.round += 1
+        failed = [failure.client for failure in collector.failures]
+        clients = collector.collected.client_weights
+        event: Event = {
+            "event": "round",
+            "task": self.context.task,
+            "round": self.context.round,
+            "lr": self.context.lr,
+            "sampled": len(self.sampled),
+            "clients": len(clients),
+            "rejected": collector.rejected,
+            **({"failed": failed} if failed else {}),
+            # a federation continues without nodes that fail
+            **({} if experiment.privacy.simulated else {"participants": sorted(clients)}),
+            "bytes": dict(state.ledger.by_task[-1]),
+        }
+        # Noisy uploads: the loss would leave the clients without noise. Nobody may have reported it
+        # (a federation with secure aggregation); in a simulation of that it is a sum as well.
+        if not experiment.privacy.hides_mean_loss:
+            losses = [loss for c, loss in self.losses.items() if c not in collector.rejected]
+            total = sum(weight for weight, _ in losses)
+            mean = sum(weight * loss for weight, loss in losses) / total if total else math.nan
+            event |= {"loss": mean} if math.isfinite(mean) else {}
+        event |= diagnostics_event(experiment, state, self.context)
+        every = experiment.config.runs.evaluate_every
+        if every and state.round % every == 0:
+            event |= accuracies_within_task(experiment, state, self.context.task)
+        return event
 
 
-def local_training(
-    experiment: Experiment, state: RunState, context: Context, receivers: list[int], losses: Losses
-) -> LocalTraining:
-    """Broadcast the model and return what all clients of the round share."""
-    train, server = experiment.exchanges(state).train, state.server
-    sent = broadcast(experiment, state, train.broadcast, context, receivers)
-    return LocalTraining(
-        train, context, experiment.config_at(state.task).train, server.params, server.buffers, sent,
-        experiment.needs.per_client_fields, losses=losses,
-        augmentation=make_augmentation(experiment.config.data),
-    )  # fmt: skip
+class BufferedRound(TrainingRound):
+    """A round of buffered aggregation, simulated: it closes after `Train.buffer_size` uploads.
 
-
-def train_clients(
-    experiment: Experiment,
-    state: RunState,
-    training: LocalTraining,
-    clients: list[int],
-    keep: SaveClient,
-    cap: float = math.inf,
-) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
-    """Yield the uploads of local training."""
-    if not clients:
-        return iter(())
-    context, sent = training.context, training.broadcast
-    members = [
-        with_cap(experiment.client(client, context, state.server, sent), cap) for client in clients
-    ]
-    return experiment.engine.train(training, members, keep)
-
-
-def aggregate(
-    experiment: Experiment, state: RunState, uploads: CollectedUploads, context: Context
-) -> Server:
-    """Return the server after a round: combine, scale by the server's step size, adjust, apply.
-
-    Raises:
-        ContractError: `combine` or `adjust` of the method returned something invalid.
-        RunError: The change of the model is not finite.
-
+    Sampled clients that are not busy start with the current model. Each takes a random time, which
+    is derived from the run's seed. The first `buffer_size` uploads to arrive close the round; later
+    ones count in a later round. The last round of a task waits for all of them, so that no upload
+    is about parameters that the next task does not train.
     """
-    server, plan = state.server, experiment.plan(state)
-    train = plan.exchanges.train
-    if train.combine is None:
-        update = uploads.mean("update")
-    else:
-        update = train.combine(server, uploads, context)
-        check_tensors("combine", update, plan.sent)
-    update = scaled(update, plan.server_lr)
-    buffers = uploads.mean("buffers") if uploads.has("buffers") else {}
-    change = Change(update, buffers, server.state)
-    if train.adjust is not None:
-        change = train.adjust(server, change, uploads, context)
-        if not isinstance(change, Change):
-            refuse("adjust", f"a {type(change).__name__}", "a Change")
-        check_tensors("adjust", change.params, plan.sent)
-        check_tensors("adjust", change.buffers, {n: v.shape for n, v in server.buffers.items()})
-    check_change(experiment, state, change, context)
-    params, buffers = add(server.params, change.params), add(server.buffers, change.buffers)
-    return as_checkpointed(
-        experiment, server, Server(params, buffers, change.state), where="adjust"
-    )
 
+    def attempts(self) -> Iterator[list[int]]:
+        """Yield the sampled clients that are not busy, once."""
+        sampled = sample_clients(self.plan.config, self.plan.task, self.context)
+        self.open(sampled)
+        busy = {upload.client for upload in self.state.pending_uploads}
+        idle = [client for client in sampled if client not in busy]
+        self.broadcast(idle)
+        yield idle
 
-def count_unanswered(collector: UploadCollector) -> int:
-    """Return the number of clients that never answered."""
-    return sum(not failure.answered for failure in collector.failures)
-
-
-# ------------------------------------------------------------------------------------------------
-# Buffered aggregation, simulated: a round closes after `Train.buffer_size` uploads.
-#
-# Sampled clients that are not busy start with the current model. Each takes a random time, which is
-# derived from the run's seed. The first `buffer_size` uploads to arrive close the round; later ones
-# count in a later round. The last round of a task waits for all of them, so that no upload is about
-# parameters that the next task does not train.
-# ------------------------------------------------------------------------------------------------
-
-
-def collect_buffered_uploads(
-    experiment: Experiment, state: RunState, context: Context, during: EventCallback | None
-) -> tuple[list[int], UploadCollector]:
-    """Train the sampled clients that are not busy and collect the uploads that close the round."""
-    train = experiment.exchanges(state).train
-    sampled = sample_clients(experiment.config_at(state.task), experiment.task(state.task), context)
-    busy = {upload.client for upload in state.pending_uploads}
-    losses: Losses = {}
-    _start_clients(experiment, state, context, [c for c in sampled if c not in busy], losses)
-    arrived = _wait(state, train, last=context.round == context.rounds - 1)
-    collector = UploadCollector(ledger=state.ledger)
-    collector.losses = losses
-    staleness = {upload.client: context.round - upload.start_round for upload in arrived}
-    for upload in sorted(arrived, key=lambda upload: upload.client):
-        factor = train.staleness_weight(staleness[upload.client])
-        collector.add(_with_scaled_weights(upload.uploads, factor))
-    collector.close()
-    collector.new_states = {u.client: (u.state, u.private) for u in arrived}
-    store_client_states(experiment, collector)
-    collector.collected.staleness = {c: staleness[c] for c in collector.collected.clients}
-    state.counters.missing += count_unanswered(collector)
-    return [upload.client for upload in arrived], collector
-
-
-def _start_clients(
-    experiment: Experiment, state: RunState, context: Context, clients: list[int], losses: Losses
-) -> None:
-    """Train the clients and add their uploads to the pending ones."""
-    new_states: NewClientStates = {}
-
-    def keep(client: int, new_state: Any, private: Tensors) -> None:
-        new_states[client] = (new_state, private)
-
-    training = local_training(experiment, state, context, clients, losses)
-    for uploads in train_clients(experiment, state, training, clients, keep):
+    def collect(
+        self,
+        uploads: StackedUploads | MaskedUpload | FailedUpload,
+        during: EventCallback | None = None,
+    ) -> None:
+        """Add uploads to those that will arrive after a time."""
         assert isinstance(uploads, StackedUploads), "buffered aggregation is simulated"
         for row, client in enumerate(uploads.clients):
-            new_state, private = new_states.get(client, (None, {}))
-            arrival_time = state.simulated_time + training_time(context, client)
-            state.pending_uploads.append(
-                PendingUpload(arrival_time, context.round, _row(uploads, row), new_state, private)
+            new_state, private = self.new_states.pop(client, (None, {}))
+            arrival_time = self.state.simulated_time + training_time(self.context, client)
+            one = row_of(uploads, row)
+            self.state.pending_uploads.append(
+                PendingUpload(arrival_time, self.context.round, one, new_state, private)
             )
+
+    def close(self) -> None:
+        """Wait for the uploads that close the round, and collect them."""
+        state, context, train = self.state, self.context, self.plan.train
+        pending = sorted(state.pending_uploads, key=lambda each: (each.arrival_time, each.client))
+        is_last = context.round == context.rounds - 1
+        count = len(pending) if is_last else train.buffer_size
+        arrived, state.pending_uploads = pending[:count], pending[count:]
+        state.simulated_time = arrived[-1].arrival_time if arrived else state.simulated_time
+        staleness = {upload.client: context.round - upload.start_round for upload in arrived}
+        for upload in sorted(arrived, key=lambda upload: upload.client):
+            factor = train.staleness_weight(staleness[upload.client])
+            self.collector.add(with_scaled_weights(upload.uploads, factor))
+        self.new_states = {u.client: (u.state, u.private) for u in arrived}
+        super().close()
+        self.sampled, uploads = [upload.client for upload in arrived], self.collector.collected
+        uploads.staleness = {c: staleness[c] for c in uploads.clients}
+        uploads.upload_fraction = 1.0
 
 
 def training_time(context: Context, client: int) -> float:
@@ -274,16 +267,8 @@ def training_time(context: Context, client: int) -> float:
     return float(rng.exponential())
 
 
-def _wait(state: RunState, train: Train, last: bool) -> list[PendingUpload]:
-    """Return the uploads that close the round, and advance the time to the last of them."""
-    pending = sorted(state.pending_uploads, key=lambda upload: (upload.arrival_time, upload.client))
-    count = len(pending) if last else train.buffer_size
-    arrived, state.pending_uploads = pending[:count], pending[count:]
-    state.simulated_time = arrived[-1].arrival_time if arrived else state.simulated_time
-    return arrived
-
-
-def _row(uploads: StackedUploads, row: int) -> StackedUploads:
+def row_of(uploads: StackedUploads, row: int) -> StackedUploads:
+    """Return one client's upload, as a stack of one client."""
     fields = {
         name: replace(field, value={key: v[row : row + 1] for key, v in field.value.items()})
         for name, field in uploads.fields.items()
@@ -291,7 +276,8 @@ def _row(uploads: StackedUploads, row: int) -> StackedUploads:
     return StackedUploads((uploads.clients[row],), (uploads.weights[row],), fields)
 
 
-def _with_scaled_weights(uploads: StackedUploads, factor: float) -> StackedUploads:
+def with_scaled_weights(uploads: StackedUploads, factor: float) -> StackedUploads:
+    """Return uploads whose weights are scaled by a factor."""
     fields = {
         name: replace(field, weight=field.weight * factor)
         if isinstance(field, Sum) and field.weight is not None

@@ -17,6 +17,8 @@ from perdure.training.collector import UploadCollector
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
 
+log = logging.getLogger(__name__)
+
 # ------------------------------------------------------------------------------------------------
 # Sampling of the clients of a round, and of those that drop out of it.
 # ------------------------------------------------------------------------------------------------
@@ -25,6 +27,15 @@ from perdure.training.state import RunState
 def clients_with_data(task: Task) -> list[int]:
     """Return the indices of the clients that hold data of a task, sorted."""
     return [int(client) for client in np.flatnonzero(task.partition.sizes)]
+
+
+def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:
+    """Return the indices of the clients of an opening or task-end exchange, sorted."""
+    if exchange.participants == "none":
+        return []
+    first = context.task if exchange.participants == "all" else 0
+    tasks = [experiment.task(index) for index in range(first, context.task + 1)]
+    return sorted({client for task in tasks for client in clients_with_data(task)})
 
 
 def sample_clients(
@@ -115,12 +126,8 @@ def check_quorum(
         raise RunError(f"{where}: no node took part; the run stops at its last checkpoint")
 
 
-def count_participation(
-    experiment: Experiment, state: RunState, sampled: list[int], collector: UploadCollector
-) -> None:
+def count_participation(state: RunState, sampled: list[int], collector: UploadCollector) -> None:
     """Count for each client of a federation its rounds: sampled, took part, failed."""
-    if experiment.privacy.simulated:
-        return
     counted, failed = collector.collected.clients, list(_reasons(collector))
     groups = {"sampled": sampled, "counted": counted, "failed": failed}
     for name, clients in groups.items():
@@ -135,19 +142,3 @@ def _reasons(collector: UploadCollector) -> dict[int, str]:
     reasons |= {failure.client: failure.reason for failure in collector.failures}
     counted = set(collector.collected.clients)
     return {client: reason for client, reason in reasons.items() if client not in counted}
-
-
-# ------------------------------------------------------------------------------------------------
-# One exchange server -> clients -> server: broadcast, client work, uploads, aggregation.
-# ------------------------------------------------------------------------------------------------
-
-log = logging.getLogger(__name__)
-
-
-def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:
-    """Return the indices of the clients of an opening or task-end exchange, sorted."""
-    if exchange.participants == "none":
-        return []
-    first = context.task if exchange.participants == "all" else 0
-    tasks = [experiment.task(index) for index in range(first, context.task + 1)]
-    return sorted({client for task in tasks for client in clients_with_data(task)})

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from perdure.contract.context import Context, Server
+import torch
+from torch import Tensor
+
+from perdure.contract.checks import refuse
+from perdure.contract.context import Server
 from perdure.contract.method import Method
-from perdure.contract.states import from_tree, to_tree
+from perdure.contract.states import as_saved, from_tree, to_tree
 from perdure.contract.uploads import Each, StackedUploads, Sum
+from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
 from perdure.evaluation.evaluator import MODES, Evaluation
 from perdure.evaluation.forgetting import Matrix
 from perdure.evaluation.metrics import MetricValues
-from perdure.training.collector import UploadCollector
 from perdure.training.ledger import Ledger
 
 
@@ -39,14 +44,6 @@ class RunCounters:
     """Warnings, each key once: key, task, round, text."""
     participation: dict[str, dict[str, int]] = field(default_factory=dict)
     """In a federation, by client: the rounds in which it was sampled, counted, and failed."""
-
-    def add_round(self, context: Context, collector: UploadCollector) -> None:
-        """Count a finished round with its aggregated uploads."""
-        if context.attempt:
-            at = {"task": context.task, "round": context.round, "attempt": context.attempt}
-            self.repeated.append({**at, "clients": sorted(collector.uploaded)})
-        self.rounds += 1
-        self.client_updates += len(collector.collected.clients)
 
 
 @dataclass(frozen=True)
@@ -233,3 +230,70 @@ def _add_rows(
     later: list[float | None] = [None] * (task_count - len(values))
     for mode, rows in matrices.items():
         rows.append([by_mode[mode] for by_mode in values] + later)
+
+
+# ------------------------------------------------------------------------------------------------
+# The check of a server after an exchange, without which nothing of it is kept or saved.
+# ------------------------------------------------------------------------------------------------
+
+
+def check_server(method: Method, before: Server, server: Server, where: str) -> Server:
+    """Return a server that a checkpoint restores as it is, so that a resumed run is identical.
+
+    Raises:
+        ContractError: `server` is not a Server, or its state is not the method's ServerState as a
+            checkpoint restores it.
+        RunError: A value of `server` is not finite.
+
+    """
+    if not isinstance(server, Server):
+        refuse(where, f"a {type(server).__name__}", "a Server")
+    if not isinstance(server.state, method.ServerState):
+        got, expected = type(server.state).__name__, method.ServerState.__name__
+        refuse(f"{where}: state", f"a {got}", f"a {expected}")
+    check_finite(before, server, where)
+    state = server.state
+    if state is not before.state:
+        state = as_saved(method.ServerState, state, "server state")
+    params = {name: value.detach().contiguous() for name, value in server.params.items()}
+    buffers = {name: value.detach().contiguous() for name, value in server.buffers.items()}
+    return Server(params, buffers, state)
+
+
+def check_finite(before: Server, server: Server, where: str) -> None:
+    """Refuse a server with a value that is not finite; values that did not change are skipped.
+
+    Raises:
+        RunError: A parameter, a buffer or a number of the state is not finite.
+
+    """
+    known = {id(value) for _, value in _leaves("", [before.params, before.buffers])}
+    parts: dict[str, Any] = {"parameters": server.params, "buffers": server.buffers}
+    if server.state is not before.state:
+        known |= {id(value) for _, value in _leaves("", to_tree(before.state))}
+        parts["state"] = to_tree(server.state)
+    for name, value in _leaves("", parts):
+        if id(value) not in known and not _is_finite(value):
+            raise RunError(
+                f"{where}: {name} of the server would not be finite; the run stops at its last "
+                "checkpoint"
+            )
+
+
+def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers and tensors of a tree with their names."""
+    if isinstance(tree, dict | list):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in items:
+            yield from _leaves(f"{name}/{key}" if name else str(key), value)
+    elif isinstance(tree, Tensor | float):
+        yield name, tree
+
+
+def _is_finite(value: Tensor | float) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if not value.is_floating_point():
+        return True
+    # a finite sum has only finite terms and is checked faster; large terms may overflow it
+    return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())

@@ -33,10 +33,10 @@ from perdure.training.engines.batches import (
     BatchSchedule,
     batch_schedule,
     first_dropout_seed,
-    local_steps,
 )
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.local_training import LocalTraining
+from perdure.training.task_plan import local_steps
 
 
 def client(rows: int, number: int = 0, round_: int = 0, task: int = 0) -> Client:

@@ -13,7 +13,6 @@ from perdure.config import Config
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.uploads import ClientResult, Field, Upload, limit_weights, stack_of_one
 from perdure.core.trees import Tensors, Tree, to_device
-from perdure.data.images import make_augmentation
 from perdure.data.partition import small_clients
 from perdure.data.streams.stream import Task
 from perdure.federation.messages import BadMessage, NodeRequest, RequestBody, as_bad_message
@@ -28,8 +27,7 @@ from perdure.training.engines.engine import client_work
 from perdure.training.engines.serial import SerialEngine
 from perdure.training.experiment import Experiment
 from perdure.training.local_training import LocalTraining
-from perdure.training.optimizers import learning_rate
-from perdure.training.settings import TaskPlan
+from perdure.training.task_plan import TaskPlan
 
 # ------------------------------------------------------------------------------------------------
 # Training of one client on a node, and what comes of it.
@@ -159,11 +157,9 @@ class ClientExchanges:
         params, buffers, fields = (body.part(k) for k in ("params", "buffers", "broadcast"))
         plan = experiment.plan_task(position.task, params, position.clients_with_data)
         check_exchange(request, plan.exchanges, plan.rounds)
-        train = experiment.config_at(position.task).train
         context = replace(
-            plan.context, round=position.round, rounds=position.rounds,
-            lr=learning_rate(train, position.task, position.round, max(1, plan.rounds)),
-            exchange=position.exchange, attempt=position.attempt,
+            plan.at(position.round, position.exchange),
+            rounds=position.rounds, attempt=position.attempt,
         )  # fmt: skip
         server = Server(params, buffers, experiment.method.ServerState())
         received = ReceivedBroadcast(context, plan, server, {"params": params, **fields})
@@ -219,9 +215,7 @@ class ClientExchanges:
         tree = to_device(stored, self.experiment.device)
         state, private = client_states.from_stored_tree(tree, self.experiment.method)
         plan, context, server = received.plan, received.context, received.server
-        client = self.experiment.make_client(
-            plan, number, context, server, received.broadcast, state, private
-        )
+        client = plan.client(number, context, server, received.broadcast, state, private)
         return replace(client, secret_source=self.make_secret_source())
 
     def _work(self, received: ReceivedBroadcast, client: Client) -> FinishedWork:
@@ -231,10 +225,9 @@ class ClientExchanges:
             return FinishedWork(client_work(received.plan.exchanges.at(position), fields, client))
         server = received.server
         training = LocalTraining(
-            received.plan.exchanges.train, client.context,
-            self.experiment.config_at(client.context.task).train,
+            received.plan.train, client.context, received.plan.config.train,
             server.params, server.buffers, received.broadcast, fields,
-            augmentation=make_augmentation(self.experiment.config.data),
+            augmentation=received.plan.augmentation,
         )  # fmt: skip
         return train_alone(training, client)
 

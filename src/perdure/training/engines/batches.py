@@ -11,7 +11,6 @@ from torch import Tensor
 from perdure.config import TrainConfig
 from perdure.contract.context import Client
 from perdure.contract.step import Batch
-from perdure.data.examples import Array
 from perdure.training.local_training import LocalTraining
 
 # ------------------------------------------------------------------------------------------------
@@ -36,24 +35,6 @@ class BatchSchedule:
     def __iter__(self) -> Iterator[Tensor]:
         for rows, size in zip(self.rows, self.sizes, strict=True):
             yield rows if size == len(rows) else rows[:size]
-
-
-def local_steps(rows: int, config: TrainConfig) -> int:
-    """Return the number of local steps per round of a client with `rows` examples."""
-    steps = -(-rows // config.batch_size) * config.local_epochs
-    return steps if config.max_steps is None else min(steps, config.max_steps)
-
-
-def mean_local_steps(sizes: Array, config: TrainConfig) -> float:
-    """Return the local steps of a round, the mean over clients with data.
-
-    Args:
-        sizes: Examples of each client, int64 [clients].
-        config: The `train` section.
-
-    """
-    steps = [local_steps(int(size), config) for size in sizes if size]
-    return sum(steps) / len(steps) if steps else 0.0
 
 
 def batch_schedule(client: Client, config: TrainConfig) -> BatchSchedule:

@@ -57,14 +57,20 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
     params, buffers = dict(zip(names, leaves, strict=True)), training.buffers
     optimizer, lr = make_optimizer(training.train_config), training.context.lr
     changes_raw_gradient = training.changes_raw_gradient(local.transforms)
-    step_transforms = tuple(local.transforms[i] for i in training.step_transforms(local.transforms))
+    step_transforms: Transforms = ()
+    if local.transforms:
+        positions = training.step_transforms(local.transforms)
+        step_transforms = tuple(local.transforms[position] for position in positions)
     schedule = batch_schedule(client, training.train_config)
     keys = first_dropout_seed(client) + torch.arange(len(schedule))
-    draws = augmentation_draws(training, client, *schedule.rows.shape)
+    draws = None
+    if training.augmentation is not None:
+        draws = augmentation_draws(training, client, *schedule.rows.shape)
     total = torch.zeros(())
     for step, (rows, epoch, key) in enumerate(zip(schedule, schedule.epochs, keys, strict=True)):
         batch = client.data.batch(rows, local_epoch=epoch)
-        batch = augmented(training, client, batch, None if draws is None else draws[step])
+        if draws is not None:
+            batch = augmented(training, client, batch, draws[step])
         loss, new_buffers = training.loss(params, buffers, batch, key, training.broadcast, local)
         grads, total = gradients(loss, leaves), total + loss.detach().cpu()
         with torch.no_grad():
@@ -74,9 +80,12 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
                     named, params, training.broadcast, local.transforms
                 )
                 grads = list(named.values())
-            before = {n: p.detach().clone() for n, p in params.items()} if step_transforms else {}
+            before: Tensors = {}
+            if step_transforms:
+                before = {name: p.detach().clone() for name, p in params.items()}
             optimizer.step(leaves, grads, lr)
-            _transform_step(params, before, step_transforms, lr)
+            if step_transforms:
+                _transform_step(params, before, step_transforms, lr)
         if new_buffers:
             buffers = buffers | {name: value.detach() for name, value in new_buffers.items()}
     training.losses[client.id] = client.weight, float(total) / max(len(schedule), 1)
@@ -104,10 +113,11 @@ def upload_client(
     save_client: SaveClient,
 ) -> StackedUploads:
     """Return a trained client's upload, and save its state and private parameters."""
-    private = {name: params[name] for name in training.private}
+    private = {name: params[name] for name in training.train.private}
     update = subtract({name: params[name] for name in training.sent}, training.params)
     local = LocalUpdate(update, subtract(buffers, training.buffers))
-    if is_stacked(training.train.make_upload):
+    make_upload = training.train.make_upload
+    if make_upload is not None and is_stacked(make_upload):
         fields, states = training.make_upload([client], local.as_stack())
         uploads = StackedUploads((client.id,), (client.weight,), fields)
         state = states and states[0]

@@ -336,9 +336,9 @@ def upload_stack(
             f"{len(states)} states",
             f"a list of {len(clients)}, one per client",
         )
-    if states is not None or training.private:
+    if states is not None or training.train.private:
         for row, client in enumerate(clients):
-            private = {name: params[name][row].clone() for name in training.private}
+            private = {name: params[name][row].clone() for name in training.train.private}
             save_client(client.id, None if states is None else states[row], private)
     ids, weights = tuple(c.id for c in clients), tuple(c.weight for c in clients)
     yield StackedUploads(ids, weights, fields)
