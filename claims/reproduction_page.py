@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from claims.catalog import PAPERS, Catalog, Setting
 from claims.verdicts import SEEDS, Measured, Verdict, Word
 from perdure.core.version import __version__
-from perdure.report.comparison_text import format_summary
+from perdure.report.tables import format_summary
 
 
 def measured_text(value: Measured) -> str:

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from perdure.core.trees import Tensors
-from perdure.models.encoders import TextEncoder, Vit
 from perdure.models.pretrained import to_huggingface
+from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
+from perdure.models.vit import Vit
 
 WORDS = ("the", "a", "good", "bad", "book", "film", "song", "game", "very", "not")
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

@@ -29,10 +29,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.core.rng import Rng
-from perdure.models.encoders import Vit
 from perdure.models.ops import ForwardPass
 from perdure.models.pretrained import to_huggingface
 from perdure.models.transformer import Encoder
+from perdure.models.vit import Vit
 
 log = logging.getLogger("pretrain_vit")
 

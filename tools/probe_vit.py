@@ -24,10 +24,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from perdure.config import VitModel
-from perdure.models.backbones import make_vit
-from perdure.models.encoders import Vit, resize_images
+from perdure.models.layers import BodySetup
 from perdure.models.ops import ForwardPass
+from perdure.models.vit import Vit, VitModel, resize_images
 
 log = logging.getLogger("probe_vit")
 
@@ -78,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
-    body = make_vit(VitModel(init=args.init), (1, 28, 28))
+    body = VitModel(init=args.init).make_body((1, 28, 28), 0, BodySetup())
     figures = {}
     for name, parts in [("digits", digits()), *((p.stem, from_npz(p)) for p in args.data)]:
         x, x_test, y, y_test = parts

@@ -14,8 +14,8 @@ from typing import Any
 
 from perdure.cli.demo import MODE, PERMUTED, PROMPTS, SPLIT, DemoPart
 from perdure.report.comparison import DIVIDER
-from perdure.report.comparison_text import format_bytes
 from perdure.report.records import RunRecord
+from perdure.report.tables import format_bytes
 from perdure.runs.compare.compare import finished_groups, run_plan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,6 +18,7 @@ from perdure.config.data import DomainConfig
 from perdure.config.overrides import KIND_SECTIONS, UNIONS, classes_of
 from perdure.config.section import KindSection, custom_class
 from perdure.config.sentences import type_in_words, value_in_words
+from perdure.core.registry import import_object
 from perdure.evaluation.forgetting import DEFINITIONS
 from perdure.evaluation.metrics import METRICS, meaning
 
@@ -69,8 +70,13 @@ def _section(name: str) -> list[str]:
 def _union(section: str) -> list[str]:
     if section in KIND_SECTIONS:
         base = KIND_SECTIONS[section]
-        classes = {kind: base.registry().find(kind) for kind in base.registry().builtin}
-        return _kinds(section, base.kind_key, classes)
+        registry = base.registry()
+        classes = {kind: registry.find(kind) for kind in registry.builtin}
+        lines = _kinds(section, base.kind_key, classes)
+        if registry.others is None:
+            return lines
+        others = import_object(registry.others)
+        return [*lines, *_custom(section, base.kind_key, others, classes)]
     key, union = UNIONS[section]
     classes = classes_of(union, key)
     custom = custom_class(get_args(union)[0], key)

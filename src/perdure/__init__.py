@@ -9,11 +9,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from perdure.config import Config, StreamConfig
 from perdure.core.errors import PerdureError, RunError, UserError
 from perdure.core.version import __version__
 
 if TYPE_CHECKING:
+    from perdure.config import Config, StreamConfig
     from perdure.contract import (
         AddToGradient,
         Change,
@@ -98,12 +98,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Config": ("perdure.config", "Config"),
     "Learner": ("perdure.runs.extend", "Learner"),
     "Prediction": ("perdure.deploy.predictions", "Prediction"),
     "Result": ("perdure.runs.result", "Result"),
     "TrainedModel": ("perdure.deploy.trained_model", "TrainedModel"),
     "Metric": ("perdure.evaluation.metrics", "Metric"),
     "ScoreCounts": ("perdure.evaluation.counts", "ScoreCounts"),
+    "StreamConfig": ("perdure.config", "StreamConfig"),
     "compare": ("perdure.runs.compare.compare", "compare"),
     "extend": ("perdure.runs.extend", "extend"),
     "load": ("perdure.deploy.model_files", "load_model"),

@@ -21,8 +21,8 @@ import perdure
 from perdure.cli.console import print_error, print_json, setup_logging, stdout_console, text_table
 from perdure.cli.main import main
 from perdure.report.comparison import compare_groups
-from perdure.report.comparison_latex import table_files
-from perdure.report.comparison_text import TableStyle, to_csv
+from perdure.report.table_writers import table_files, to_csv
+from perdure.report.tables import TableStyle
 from perdure.runs.records import read_runs
 
 ORDERS = (

@@ -24,8 +24,13 @@ import yaml
 
 import perdure
 from perdure.cli.main import main
+from perdure.config import Config, read_saved
+from perdure.config.overrides import KIND_SECTIONS
+from perdure.config.section import kind_sections
 from perdure.core.errors import UserError
 from perdure.deploy.live_model import LiveModel
+from perdure.federation.messages import BadMessage
+from perdure.federation.node.policy import NodePolicy
 from perdure.runs.records import read_runs
 
 CONFIG = {
@@ -148,6 +153,36 @@ def test_code_is_not_executed(run, mark, attack):
     for name in COMMANDS:
         call(commands(run)[name])
         assert not mark.exists(), name
+
+
+def in_section(section: str) -> dict:
+    """Return a config in which a section names a class of the stranger's file."""
+    changes = {KIND_SECTIONS[section].kind_key: "strange_code.Kind"}
+    for key in reversed(section.split(".")):
+        changes = {key: changes}
+    return changes
+
+
+def test_every_section_with_kinds_is_tried():
+    """A section that is added later cannot be forgotten here."""
+    assert {path for path, _ in kind_sections(Config())} == set(KIND_SECTIONS)
+
+
+@pytest.mark.parametrize("section", KIND_SECTIONS)
+def test_no_section_executes_code_that_is_not_trusted(run, mark, section):
+    alter(run, in_section(section))
+    with pytest.raises(UserError, match=r"strange_code\.Kind.*--trust-code"):
+        perdure.resume(run)
+    for name in ("predict", "extend", "resume", "load", "serve"):
+        call(commands(run)[name])
+        assert not mark.exists(), name
+
+
+@pytest.mark.parametrize("section", KIND_SECTIONS)
+def test_no_node_executes_code_that_its_owner_did_not_list(run, mark, section):
+    with pytest.raises(BadMessage, match=r"policy\.code .*strange_code\.Kind"):
+        NodePolicy().check_run(read_saved(in_section(section)))
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

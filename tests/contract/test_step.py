@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perdure.config import MlpModel
 from perdure.contract import Batch, ContractError, Rows, Scalar, Step
 from perdure.contract.step import join_rows, masked_mean, mean_loss, mean_target_loss, target_losses
 from perdure.core.trees import Tensors
+from perdure.models.modules.mlp import MlpModel
 from perdure.models.network import Network, Outputs, make_network
 from perdure.models.ops import ForwardPass
 

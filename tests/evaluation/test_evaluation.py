@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from perdure.config import MlpModel, parse
+from perdure.config import parse
 from perdure.contract import Method, Needs, Server
 from perdure.data.streams.stream import EvalGroup
 from perdure.evaluation import evaluator as evaluation
 from perdure.evaluation.evaluator import Evaluation, Evaluator, mean_evaluation
+from perdure.models.modules.mlp import MlpModel
 from perdure.models.network import Network, Outputs, make_network
 from perdure.training.experiment import build_experiment
 

@@ -14,11 +14,11 @@ import user_modules
 from torch import nn
 
 import perdure
-from perdure.config import ModuleModel, override, parse
-from perdure.config.model import MODULES
+from perdure.config import override, parse
 from perdure.core.errors import UserError
 from perdure.methods.registry import config_schema
-from perdure.models.adapter.build import find_maker
+from perdure.models.adapter.build import ModuleModel, find_maker
+from perdure.models.kinds import MODELS
 from perdure.runs.trial import dry_run
 from perdure.training.experiment import build_experiment
 
@@ -109,7 +109,8 @@ def test_initial_weights_are_read_from_a_file(tmp_path: Path) -> None:
 
 def test_a_name_of_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("tiny", PATH.replace(".perceptron", ":perceptron"), "perdure.models")
-    monkeypatch.setattr("perdure.config.model.installed", lambda group: {"tiny": (point,)})
+    for module in ("perdure.core.registry", "perdure.models.adapter.build"):
+        monkeypatch.setattr(f"{module}.installed", lambda group: {"tiny": (point,)})
     assert find_maker("tiny") is perceptron
     assert "1.weight" in initial({"kind": "tiny", "hidden": 4, "num_classes": "auto"})
 
@@ -122,9 +123,9 @@ def test_a_registry_line_and_the_file_that_the_guide_shows(
     (tmp_path / "lenet.py").write_text(file)
     monkeypatch.syspath_prepend(str(tmp_path))
     name, path = re.match(r'"(\w+)": "(.*)",', line).groups()  # type: ignore[union-attr]
-    assert path == "perdure.models.modules.lenet.LeNet"
-    monkeypatch.setitem(MODULES, name, path.removeprefix("perdure.models.modules."))
-    values = {**BASE, "model": {"kind": name, "num_classes": "auto"}, "method": {"kind": "gpm"}}
+    assert path == "perdure.models.modules.lenet.LenetModel"
+    monkeypatch.setitem(MODELS.builtin, name, path.removeprefix("perdure.models.modules."))
+    values = {**BASE, "model": {"kind": name, "width": 4}, "method": {"kind": "gpm"}}
     assert perdure.run(values, out=tmp_path / "run").values["rounds"] == 2
     assert not (tmp_path / "run" / "method").exists()
     assert perdure.load(tmp_path / "run").predict(torch.zeros(2, 8, 8, dtype=torch.uint8)).shape
@@ -132,10 +133,8 @@ def test_a_registry_line_and_the_file_that_the_guide_shows(
 
 
 def test_the_schema_accepts_dotted_paths_with_any_keys() -> None:
-    choices = config_schema()["properties"]["model"]["anyOf"]
-    refs = [choice["$ref"].rpartition("/")[2] for choice in choices]
-    custom = config_schema()["$defs"][refs[-1]]
-    assert refs[-1] == "ModuleModel"
+    custom = config_schema()["properties"]["model"]["anyOf"][-1]
+    assert custom["title"] == "ModuleModel"
     assert custom["additionalProperties"] is True
     assert custom["properties"]["kind"]["pattern"] == r"\."
 

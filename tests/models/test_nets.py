@@ -15,7 +15,6 @@ from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.models import ForwardPass, Network, Outputs, make_network, ops
 from perdure.models.adapter.module_body import ModuleBody
-from perdure.models.factory import builtin_module
 
 OUTPUTS = Outputs("shared", 10, (tuple(range(10)),))
 
@@ -99,7 +98,7 @@ def test_a_built_in_module_stands_the_trial_of_users_modules(name: str) -> None:
     for norm, dropout in ("none", 0.0), ("batch", 0.5), ("group", 0.5):
         options = {"norm": norm} | ({} if "resnet" in name else {"dropout": dropout})
         body = network(shape, **{**config, **options}).body
-        module = builtin_module(parse({"model": {**config, **options}}).model, shape)
+        module = parse({"model": {**config, **options}}).model.make_module(shape)
         tried = ModuleBody(module, torch.randn(6, *shape), head_layer="none")
         assert isinstance(body, ModuleBody)
         assert body.examination == tried.examination

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.config import MlpModel
 from perdure.core.rng import Rng
 from perdure.models import ForwardPass, Network, Outputs, make_network
+from perdure.models.modules.mlp import MlpModel
 
 TASKS = ((3, 1), (0, 3), (4,))  # class 3 is in two tasks, class 2 in none
 SHARED = Outputs("shared", 5, TASKS)

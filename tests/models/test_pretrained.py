@@ -17,13 +17,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from backbone_files import write_bert, write_vit
-from perdure.config import ModelConfig, TextModel, VitModel
+from perdure.config import ModelConfig
 from perdure.core.errors import UserError
 from perdure.models import pretrained
-from perdure.models.backbones import make_text, make_vit
-from perdure.models.encoders import Vit
+from perdure.models.layers import BodySetup
 from perdure.models.ops import ForwardPass
 from perdure.models.pretrained import file_hash, find_weights, from_huggingface, huggingface_names
+from perdure.models.text_encoder import TextModel
+from perdure.models.vit import Vit, VitModel
 
 IMAGE = (1, 8, 8)
 
@@ -39,7 +40,9 @@ def text(folder: Path | str) -> ModelConfig:
 def refused(config: ModelConfig, *parts: str) -> None:
     """Check that the config is refused in one sentence with these parts."""
     with pytest.raises(UserError) as caught:
-        make_vit(config, IMAGE) if config.kind == "vit" else make_text(config, 8)
+        config.make_body(IMAGE, 0, BodySetup()) if config.kind == "vit" else config.make_body(
+            (8,), 0, BodySetup()
+        )
     message = str(caught.value)
     assert "\n" not in message
     assert re.match(r"model\.\w+: (must be .*, got .*|requires pip install .*)$", message)
@@ -60,7 +63,7 @@ def change_weights(folder: Path, drop: str | None = None, **more: torch.Tensor) 
 
 def test_tensors_are_loaded_under_our_names(tmp_path: Path) -> None:
     values = load_file(write_vit(tmp_path) / "model.safetensors")
-    body = make_vit(vit(tmp_path), IMAGE)
+    body = vit(tmp_path).make_body(IMAGE, 0, BodySetup())
     params = body.frozen()
     query, key, value = params["block1.qkv.weight"].chunk(3)
     for part, computed in (("query", query), ("key", key), ("value", value)):
@@ -72,7 +75,7 @@ def test_tensors_are_loaded_under_our_names(tmp_path: Path) -> None:
 
 def test_a_head_and_a_pooler_in_the_file_are_left_out(tmp_path: Path) -> None:
     write_vit(tmp_path)
-    plain = make_vit(vit(tmp_path), IMAGE)
+    plain = vit(tmp_path).make_body(IMAGE, 0, BodySetup())
     path = tmp_path / "model.safetensors"
     named = {f"vit.{name}": value.half() for name, value in load_file(path).items()}
     extra = {"classifier.weight": torch.ones(2, 16), "vit.pooler.dense.bias": torch.ones(16)}
@@ -158,7 +161,7 @@ def test_invalid_settings_are_refused(tmp_path: Path, key: str, value: Any, expe
 
 def test_a_missing_setting_has_its_default(tmp_path: Path) -> None:
     change_config(write_vit(tmp_path), layer_norm_eps=None)
-    assert make_vit(vit(tmp_path), IMAGE).encoder.eps == 1e-12
+    assert vit(tmp_path).make_body(IMAGE, 0, BodySetup()).encoder.eps == 1e-12
 
 
 def test_options_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
@@ -180,12 +183,12 @@ def test_a_trained_model_needs_pretrained_weights_only_for_frozen_blocks(
     tmp_path: Path,
 ) -> None:
     config = vit(write_vit(tmp_path))
-    first = make_vit(config, IMAGE)
+    first = config.make_body(IMAGE, 0, BodySetup())
     card = json.loads(json.dumps(first.card))
     params, images = first.frozen(), torch.rand(2, *IMAGE)
     change_weights(tmp_path, **{"layernorm.bias": torch.ones(16)})
     file_hash.cache_clear()
-    again = make_vit(config, IMAGE, card)
+    again = config.make_body(IMAGE, 0, BodySetup(card=card))
     assert torch.equal(
         again.features(params, images, ForwardPass()), first.features(params, images, ForwardPass())
     )
@@ -209,7 +212,7 @@ def test_a_name_on_the_hub_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_builtin_weights_match_their_card() -> None:
     """Random weights would not separate the digits."""
-    body, file = make_vit(VitModel(), (1, 28, 28)), find_weights(None, "vit").file
+    body, file = VitModel().make_body((1, 28, 28), 0, BodySetup()), find_weights(None, "vit").file
     assert file is not None
     card = json.loads(file.with_suffix(".json").read_text())
     count = sum(value.numel() for value in body.frozen().values())
@@ -237,6 +240,6 @@ def test_the_builtin_weights_are_named_builtin() -> None:
     weights = find_weights(None, "vit")
     assert weights.name == "builtin"
     assert weights.settings["image_size"] == 28
-    body = make_vit(VitModel(), (3, 32, 32))
+    body = VitModel().make_body((3, 32, 32), 0, BodySetup())
     assert body.encoder.depth == 6
     assert body.features(body.frozen(), torch.rand(2, 3, 32, 32), ForwardPass()).shape == (2, 96)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from perdure.models.backbones import FrozenBackbone
-from perdure.models.encoders import TextEncoder, Vit
 from perdure.models.network import Network, Outputs
 from perdure.models.ops import ForwardPass
 from perdure.models.prompts import DualPrompts, InputPrompts, Pool, Prompted
+from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
+from perdure.models.vit import Vit
 
 SMALL = Vit(Encoder(8, 5, 2, 16, pre_norm=True), 1, 8, 4)
 WORDS = TextEncoder(Encoder(8, 5, 2, 16, pre_norm=False), 20, 12)

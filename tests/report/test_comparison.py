@@ -17,16 +17,10 @@ from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.evaluation.forgetting import DEFINITIONS
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_html import differences_table, values_table
-from perdure.report.comparison_text import (
-    format_bytes,
-    rows_by_task,
-    table_rows,
-    table_sections,
-    to_csv,
-    to_markdown,
-)
+from perdure.report.page import differences_html, table_html
 from perdure.report.records import RunRecord
+from perdure.report.table_writers import to_csv, to_markdown
+from perdure.report.tables import by_task_table, format_bytes, mode_table, table_sections
 
 
 def record(label: str, seed: int, acc: float, routed: float | None = None) -> RunRecord:
@@ -82,11 +76,11 @@ def test_the_reference_comes_first_and_has_no_difference() -> None:
 
 
 def test_rows_are_readable(comparison: Comparison) -> None:
-    header, rows = table_rows(comparison, "task_agnostic")
+    header, rows = mode_table(comparison, "task_agnostic").texts()
     assert header[-1] == "FGT against plain_one"
     assert rows[0] == ["plain_one", "3", "0.600 ± 0.100", "0.400 ± 0.100", "-", "-"]
     assert rows[1][4] == "+0.100 [-0.148, +0.348]"
-    _, costs = table_rows(comparison, None)
+    _, costs = mode_table(comparison, None).texts()
     assert costs[0] == ["plain_one", "3", "1.5 MB", "20 B", "3.0 ± 1.0"]
 
 
@@ -95,7 +89,7 @@ def test_forgetting_after_each_task_is_a_separate_table(tmp_path: Path) -> None:
     names = [m.name for m in comparison.measures_of("task_agnostic")]
     assert names == list(DEFINITIONS)
     assert names.index("learned") == names.index("FGT") + 1
-    header, rows = rows_by_task(comparison, "task_agnostic")
+    header, rows = by_task_table(comparison, "task_agnostic").texts()
     assert header == ["method", "n", "F_2", "F_3"]
     assert [row[0] for row in rows] == comparison.labels
     assert "### task_agnostic: forgetting after each task" in to_markdown(comparison)
@@ -106,7 +100,10 @@ def test_what_was_learned_stands_beside_forgetting_in_every_table(tmp_path: Path
     *shown, costs = comparison_tables(comparison)
     titles = [[str(column.header) for column in table.columns] for table in shown]
     mode = "task_agnostic"
-    pages = [values_table(comparison, mode), *differences_table(comparison, mode)[1:]]
+    pages = [
+        table_html(mode_table(comparison, mode, differences=())),
+        *differences_html(comparison, mode)[1:],
+    ]
     titles += [re.findall('<th scope="col"[^>]*>([^<]*)', html) for html in pages]
     assert len(pages) == 2
     for names in titles:
@@ -118,7 +115,7 @@ def test_what_was_learned_stands_beside_forgetting_in_every_table(tmp_path: Path
 
 def test_one_seed_shows_no_interval() -> None:
     single = {label: group[:1] for label, group in GROUPS.items()}
-    _, rows = table_rows(compare_groups(single), "task_agnostic")
+    _, rows = mode_table(compare_groups(single), "task_agnostic").texts()
     assert rows[1] == ["ours & co", "1", "0.600", "0.400", "+0.100", "-0.100"]
 
 

@@ -14,16 +14,10 @@ from made_runs import make_run, several
 from perdure.core.errors import UserError
 from perdure.report import figures, page
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_latex import COLUMN_POINTS, latex_tables, table_files
-from perdure.report.comparison_text import (
-    TableStyle,
-    check_metrics,
-    read_metrics,
-    table_rows,
-    to_markdown,
-)
 from perdure.report.figure_data import Summary
 from perdure.report.scores import sweep_figures, swept_keys
+from perdure.report.table_writers import COLUMN_POINTS, latex_tables, table_files, to_markdown
+from perdure.report.tables import TableStyle, check_metrics, mode_table, read_metrics
 from perdure.runs.records import read_runs
 
 PAPER = TableStyle(("FGT", "ACC"), percent=True)
@@ -51,7 +45,7 @@ def body(table: str) -> dict[str, list[str]]:
 
 
 def test_chosen_metrics_have_their_order_and_percent(comparison: Comparison) -> None:
-    header, rows = table_rows(comparison, MODE, style=PAPER)
+    header, rows = mode_table(comparison, MODE, style=PAPER).texts()
     assert header[:4] == ["method", "n", "FGT (%)", "ACC (%)"]
     (
         label,

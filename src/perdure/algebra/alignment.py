@@ -37,24 +37,24 @@ from perdure.core.trees import Tensors
 # In all functions `gram` is G, float64 [n, n], and `b`, `u` and `x` are float64 [n].
 # ------------------------------------------------------------------------------------------------
 
-Array = NDArray[np.float64]
+Doubles = NDArray[np.float64]
 
 _STEPS = 50
 _KINK = 1e-8
 """Norms below this are rounding: squares in a Gram matrix are exact to about 1e-16."""
 
 
-def gram_norm(gram: Array, x: Array) -> float:
+def gram_norm(gram: Doubles, x: Doubles) -> float:
     """Return ||x||_G = sqrt(x G x)."""
     return math.sqrt(max(float(x @ gram @ x), 0.0))
 
 
-def objective(gram: Array, b: Array, c: float, x: Array) -> float:
+def objective(gram: Doubles, b: Doubles, c: float, x: Doubles) -> float:
     """Return b . x + c ||x||_G."""
     return float(b @ x) + c * gram_norm(gram, x)
 
 
-def optimality_gap(gram: Array, b: Array, c: float, x: Array) -> float:
+def optimality_gap(gram: Doubles, b: Doubles, c: float, x: Doubles) -> float:
     """Return an upper bound of the difference between the objective at x and its minimum."""
     size = gram_norm(gram, x)
     if size == 0:
@@ -63,7 +63,7 @@ def optimality_gap(gram: Array, b: Array, c: float, x: Array) -> float:
     return float(slope @ x - slope.min())
 
 
-def solve(gram: Array, u: Array, c: float, tolerance: float = 1e-11) -> Array:
+def solve(gram: Doubles, u: Doubles, c: float, tolerance: float = 1e-11) -> Doubles:
     """Return the minimizer for b = G u.
 
     tau is searched between `low` and `high`: at the minimum it is the norm of x, and the norm of
@@ -94,7 +94,7 @@ def solve(gram: Array, u: Array, c: float, tolerance: float = 1e-11) -> Array:
     return x if high <= 2 * _KINK else best
 
 
-def walk_faces(gram: Array, b: Array, c: float, tolerance: float) -> Array | None:
+def walk_faces(gram: Doubles, b: Doubles, c: float, tolerance: float) -> Doubles | None:
     """Return the minimizer, found by dropping negative x_i and adding those that lower the value.
 
     The search starts from the whole simplex, then from its best corner. Returns None if neither
@@ -118,14 +118,14 @@ def walk_faces(gram: Array, b: Array, c: float, tolerance: float) -> Array | Non
     return None
 
 
-def gram_factor(gram: Array) -> Array:
+def gram_factor(gram: Doubles) -> Doubles:
     """Return R with R^T R = G, also if G is singular."""
     values, vectors = np.linalg.eigh(gram)
-    root: Array = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+    root: Doubles = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
     return root
 
 
-def nearest_point(root: Array, shift: Array) -> Array:
+def nearest_point(root: Doubles, shift: Doubles) -> Doubles:
     """Return the x of the simplex with the smallest ||R (x + shift)||.
 
     On the simplex R (x + shift) = (R + R shift 1^T) x. The least-norm point of a hull is the
@@ -138,11 +138,13 @@ def nearest_point(root: Array, shift: Array) -> Array:
     right = np.zeros(len(weighted))
     right[-1] = 1
     x = nnls(weighted, right)[0]
-    point: Array = x / x.sum()
+    point: Doubles = x / x.sum()
     return point
 
 
-def minimize_on_face(gram: Array, b: Array, c: float, face: NDArray[np.bool_]) -> Array | None:
+def minimize_on_face(
+    gram: Doubles, b: Doubles, c: float, face: NDArray[np.bool_]
+) -> Doubles | None:
     """Return the minimizer over all x with support in a face (positive or not), or None.
 
     b + c G x / ||x||_G = l 1 on the face gives x = (||x||_G / c) (l p - q) with G p = 1, G q = b;
@@ -160,7 +162,7 @@ def minimize_on_face(gram: Array, b: Array, c: float, face: NDArray[np.bool_]) -
         return None
     x = np.zeros(len(b))
     x[face] = (mixed + math.sqrt(discriminant)) / a * p - q
-    minimizer: Array = x / x.sum()
+    minimizer: Doubles = x / x.sum()
     return minimizer
 
 
@@ -210,7 +212,7 @@ class Alignment:
     search: SearchSettings = SearchSettings()
     """Settings of the `published` solver."""
 
-    def coefficients(self, gram: Array) -> Array:
+    def coefficients(self, gram: Doubles) -> Doubles:
         """Return the c with GA = sum_i c_i g_i.
 
         A direction that is not finite gets 0 and is left out of the mean. A direction of zeros
@@ -235,7 +237,7 @@ class Alignment:
                 row[mask] = self._of_finite(problem[np.ix_(mask, mask)])
         return coefficients.reshape(is_finite.shape)
 
-    def _of_finite(self, gram: Array) -> Array:
+    def _of_finite(self, gram: Doubles) -> Doubles:
         factors = norm_factors(gram, self.normalize)
         gram = (gram + np.swapaxes(gram, -1, -2)) / 2  # float32 products are not quite symmetric
         gram = gram * factors[..., :, None] * factors[..., None, :]
@@ -249,10 +251,10 @@ class Alignment:
         pull = self.kappa * mean_norm / np.where(is_nonzero, gamma_norm, 1)
         pull = np.where(is_nonzero, pull, 0)
         coefficients = (1 / gram.shape[-1] + gamma * pull[..., None]) * factors
-        scaled: Array = coefficients / self._divisor()
+        scaled: Doubles = coefficients / self._divisor()
         return scaled
 
-    def _gamma(self, gram: Array) -> Array:
+    def _gamma(self, gram: Doubles) -> Doubles:
         if self.kappa == 0 or gram.shape[-1] == 1:
             return np.full(gram.shape[:-1], 1 / gram.shape[-1])
         if self.solver == "exact":
@@ -264,7 +266,7 @@ class Alignment:
         return 1 + excess[self.scale]
 
 
-def solve_exactly(gram: Array, kappa: float) -> Array:
+def solve_exactly(gram: Doubles, kappa: float) -> Doubles:
     """Return the Gamma of eq. 2 for Gram matrices [..., n, n]: float64 [..., n]."""
     n = gram.shape[-1]
     gammas = np.full(gram.shape[:-1], 1 / n)
@@ -276,7 +278,7 @@ def solve_exactly(gram: Array, kappa: float) -> Array:
     return gammas
 
 
-def norm_factors(gram: Array, normalize: Normalize) -> Array:
+def norm_factors(gram: Doubles, normalize: Normalize) -> Doubles:
     """Return the factors that scale every direction to one norm; 0 for a direction of zeros."""
     norms = np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1))
     if normalize == "none":
@@ -286,8 +288,8 @@ def norm_factors(gram: Array, normalize: Normalize) -> Array:
 
 
 def published_search(
-    gram: Array, kappa: float, search: SearchSettings, epsilon: float = 1e-4
-) -> Array:
+    gram: Doubles, kappa: float, search: SearchSettings, epsilon: float = 1e-4
+) -> Doubles:
     """Return the Gamma that the authors' search finds.
 
     `epsilon` is relative to the squared mean norm. The published code also adds 1e-4 to the squared
@@ -308,7 +310,7 @@ def published_search(
     b = gram.mean(-1)
     c = kappa * np.sqrt(np.maximum(b.mean(-1, keepdims=True), 0) + epsilon)
     logits, velocity = np.zeros_like(b), np.zeros_like(b)
-    best: Array = np.full_like(b, 1 / b.shape[-1])
+    best: Doubles = np.full_like(b, 1 / b.shape[-1])
     lowest = np.full((*b.shape[:-1], 1), np.inf)
     lr = search.lr
     for step in range(search.steps + 1):
@@ -327,9 +329,9 @@ def published_search(
     return best
 
 
-def _softmax(logits: Array) -> Array:
+def _softmax(logits: Doubles) -> Doubles:
     powers = np.exp(logits - logits.max(-1, keepdims=True))
-    probabilities: Array = powers / powers.sum(-1, keepdims=True)
+    probabilities: Doubles = powers / powers.sum(-1, keepdims=True)
     return probabilities
 
 
@@ -351,7 +353,7 @@ def align(directions: Tensors, alignment: Alignment) -> Tensors:
     return {name: _combine(x, weights[i]) for i, (name, x) in enumerate(directions.items())}
 
 
-def gram_matrices(directions: Tensors) -> Array:
+def gram_matrices(directions: Tensors) -> Doubles:
     """Return the Gram matrices of stacked directions, [..., n, d] each: [names, ..., n, n]."""
     return torch.stack([x @ x.mT for x in directions.values()]).double().cpu().numpy()
 
@@ -365,7 +367,7 @@ def align_models(models: Sequence[Tensors], alignment: Alignment) -> Tensors:
     }
 
 
-def model_gram_matrices(models: Sequence[Tensors]) -> Array:
+def model_gram_matrices(models: Sequence[Tensors]) -> Doubles:
     """Return the Gram matrix of each tensor of n models: [names, n, n]."""
     grams = [x @ x.T for x in (_stack(models, name) for name in models[0])]
     return torch.stack(grams).double().cpu().numpy()
@@ -375,7 +377,7 @@ def _stack(models: Sequence[Tensors], name: str) -> Tensor:
     return torch.stack([model[name].flatten() for model in models])
 
 
-def _weights(grams: Array, alignment: Alignment) -> Tensor:
+def _weights(grams: Doubles, alignment: Alignment) -> Tensor:
     if alignment.scope == "layer":
         return torch.from_numpy(alignment.coefficients(grams))
     shared = torch.from_numpy(alignment.coefficients(grams.sum(0)))
@@ -394,7 +396,7 @@ def _combine(x: Tensor, weights: Tensor) -> Tensor:
 # ---- diagnostics of conflicts
 
 
-def cosines(gram: Array) -> Array:
+def cosines(gram: Doubles) -> Doubles:
     """Return the cosines between all pairs of directions; 0 if one of the two is zero.
 
     Args:
@@ -408,5 +410,5 @@ def cosines(gram: Array) -> Array:
     products = norms[..., :, None] * norms[..., None, :]
     table = np.divide(gram, products, out=np.zeros_like(gram), where=products > 0)
     first, second = np.triu_indices(gram.shape[-1], 1)
-    pairs: Array = table[..., first, second]
+    pairs: Doubles = table[..., first, second]
     return pairs

@@ -8,18 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.console import (
-    ConfigPath,
-    EngineKind,
-    Json,
-    Settings,
-    build_and_start,
-    importing_from,
-    print_json,
-    read_config,
-    setup_logging,
-    stdout_console,
-)
+from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.options import ConfigPath, EngineKind, Json, Settings, importing_from, read_config
+from perdure.cli.run import build_and_start
 from perdure.core.errors import RunError
 from perdure.data.streams.build import client_rows
 from perdure.runs.trial import DryRun, dry_run

@@ -22,33 +22,21 @@ from rich.progress import (
 from rich.table import Table
 
 from perdure.cli.console import (
-    ConfigPath,
-    Json,
-    Quiet,
-    Settings,
-    importing_from,
     number,
     print_json,
-    repeat_option,
     setup_logging,
     shell_command,
     stdout_console,
     stoppable,
     table,
 )
+from perdure.cli.options import ConfigPath, Json, Quiet, Settings, importing_from, repeat_option
 from perdure.config import override, read_yaml
 from perdure.core.errors import RunError
 from perdure.recipes import find_config
 from perdure.report.comparison import DIVIDER, Comparison
-from perdure.report.comparison_text import (
-    NOTE,
-    TableStyle,
-    main_names,
-    read_metrics,
-    table_rows,
-    table_sections,
-)
 from perdure.report.records import ROW_TITLES, Selection
+from perdure.report.tables import NOTE, TableStyle, read_metrics, short_tables
 from perdure.runs.compare.compare import Outcome, run_plan
 from perdure.runs.compare.plan import PlannedRun, plan, plan_references
 from perdure.runs.compare.processes import FailedRun, NoProgress, ProgressView
@@ -66,7 +54,8 @@ def show_run_progress(quiet: bool) -> Iterator[ProgressView]:
     if quiet:
         yield NoProgress()
     elif sys.stdout.isatty():
-        with RunProgressBars() as bars:
+        bars = RunProgressBars()
+        with bars.progress:
             yield bars
     else:
         yield PlainRunProgress(stdout_console())
@@ -107,13 +96,6 @@ class RunProgressBars:
         )
         self.all: TaskID | None = None
         self.bars: dict[str, TaskID] = {}
-
-    def __enter__(self) -> RunProgressBars:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
 
     def begin(self, runs: int, finished: int) -> None:
         """Add the bar of the comparison, before the first run."""
@@ -167,11 +149,8 @@ def comparison_tables(
     comparison: Comparison, style: TableStyle | None = None
 ) -> Iterator[Table]:  # fmt: skip
     """Yield one table per inference mode, and one of the costs."""
-    for title, mode in table_sections(comparison):
-        shown = main_names(comparison, mode)
-        header, rows = table_rows(comparison, mode, shown, differences=("ACC",), style=style)
-        if rows:
-            yield _table(title, header, rows)
+    for shown in short_tables(comparison, style, differences=("ACC",)):
+        yield _table(shown.title, *shown.texts())
 
 
 def selection_table(selection: Selection) -> Table:

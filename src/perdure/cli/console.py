@@ -1,4 +1,4 @@
-"""Output and arguments that the commands share: tables and sentences, errors, Ctrl-C."""
+"""Output that the commands share: tables and sentences, errors, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,23 +11,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from perdure.config import Config, load
-from perdure.contract.checks import ContractError
 from perdure.core.errors import PerdureError, RunError
 from perdure.core.text import json_printable, printable
-from perdure.evaluation.forgetting import DEFINITIONS
-from perdure.recipes import find_config
-from perdure.runs.result import Result
-from perdure.training.experiment import Experiment, build_experiment
 
 # ------------------------------------------------------------------------------------------------
 # Output of the commands: results to stdout, messages and errors to stderr.
@@ -137,43 +130,6 @@ def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
     return filled
 
 
-def definitions_table() -> Table:
-    """Return the table of all metrics and their definitions."""
-    return facts_table(DEFINITIONS.items())
-
-
-def result_line(config: Config, result: Result) -> str:
-    """Return the result of a run in one line."""
-    modes = (mode for mode in result.metrics if result.metrics[mode])
-    of_what = "" if result.measure == "accuracy" else f" {result.measure}"
-    accuracies = "; ".join(
-        f"{mode}{of_what} {_headline(result.metrics[mode])}{_scores(result, mode)}"
-        for mode in modes
-    )
-    where = f", in {result.path}" if result.path else ""
-    method = config.method["kind"]
-    return (
-        f"{method} on {config.stream.kind} {config.data.source}, seed {config.seed}: "
-        f"{accuracies}{where}"
-    )
-
-
-def _headline(metrics: dict[str, float | None]) -> str:
-    return " ".join(f"{key} {number(metrics[key])}" for key in ("ACC", "FGT", "learned"))
-
-
-def _scores(result: Result, mode: str) -> str:
-    """Return the mean over all tasks after the last of every metric beside the main one."""
-    others = {name: scores for name, scores in result.scores.items() if name != result.measure}
-    rows = {name: by_mode[mode][-1] for name, by_mode in others.items()}
-    return "".join(f" {name} {number(_mean(row))}" for name, row in rows.items())
-
-
-def _mean(row: Row) -> float | None:
-    values = [value for value in row if value is not None]
-    return sum(values) / len(row) if len(values) == len(row) else None
-
-
 # ------------------------------------------------------------------------------------------------
 # Stopped and failed runs, and the command that resumes them.
 # ------------------------------------------------------------------------------------------------
@@ -192,9 +148,9 @@ def resumable(out: Path, command: Sequence[str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped(_outcome(out, command)) from None
-    except ContractError:
-        raise  # resuming would fail the same way: the method has to be corrected
     except RunError as error:
+        if not error.can_resume:
+            raise
         raise RunError(f"{error}; {_outcome(out, command)}") from None
 
 
@@ -220,54 +176,3 @@ def _outcome(out: Path, command: Sequence[str]) -> str:
 def shell_command(command: Sequence[str]) -> str:
     """Return a command as it is typed in a shell."""
     return subprocess.list2cmdline(command) if os.name == "nt" else shlex.join(command)
-
-
-# ------------------------------------------------------------------------------------------------
-# Arguments and helpers that several commands share.
-# ------------------------------------------------------------------------------------------------
-
-ConfigPath = Annotated[
-    Path, typer.Argument(help="A YAML file, or the name of a recipe.", metavar="CONFIG")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a key of the config; repeatable.", metavar="KEY=VALUE"),
-]
-EngineKind = Annotated[
-    str | None, typer.Option("--engine", help="auto, serial, vector or flower.", metavar="KIND")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-code", help="Execute the code of custom methods and models in RUN."),
-]
-
-
-def read_config(path: Path, settings: list[str] | None, engine: str | None) -> Config:
-    """Return the config of a file or recipe, with the changes of the command line."""
-    chosen = [f"engine.kind={engine}"] if engine is not None else []
-    return load(find_config(path), [*(settings or []), *chosen])
-
-
-@contextmanager
-def importing_from(folder: Path) -> Iterator[None]:
-    """Allow importing a custom method from the folder of a config, as a script there could."""
-    entry = str(folder.resolve())
-    sys.path.insert(0, entry)
-    try:
-        yield
-    finally:
-        sys.path.remove(entry)
-
-
-def build_and_start(config: Config) -> Experiment:
-    """Return the experiment of a config after creating its initial state; writes nothing."""
-    experiment = build_experiment(config)
-    experiment.initial_state()
-    return experiment
-
-
-def repeat_option(option: str, values: list[str] | None) -> list[str]:
-    """Return the words of an option that was given once per value."""
-    return [word for value in values or [] for word in (option, value)]

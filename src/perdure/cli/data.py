@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.console import Json, print_json, stdout_console, text_table
+from perdure.cli.console import print_json, stdout_console, text_table
+from perdure.cli.options import Json
 from perdure.config import DATA_SETS, DataSet
 from perdure.data.named.files import cache_folder, data_folder
 from perdure.data.named.load import find_set, make_set

@@ -18,17 +18,17 @@ from perdure.cli.compare import (
     show_run_progress,
 )
 from perdure.cli.console import (
-    Json,
-    Quiet,
-    definitions_table,
+    facts_table,
     matrix_table,
     print_json,
     setup_logging,
     stdout_console,
     stoppable,
 )
+from perdure.cli.options import Json, Quiet
 from perdure.config import override_key, parse
 from perdure.core.errors import UserError
+from perdure.evaluation.forgetting import DEFINITIONS
 from perdure.report import Runs, write_page
 from perdure.runs.compare.compare import Outcome, run_plan
 from perdure.runs.compare.plan import PlannedRun, plan
@@ -238,3 +238,8 @@ def _matrices(runs: Runs) -> Iterator[Table]:
     for name, group in runs.groups.items():
         title = f"{name}: {MODE} accuracy on each task after each task"
         yield matrix_table(title, group[0].result["matrix"][MODE])
+
+
+def definitions_table() -> Table:
+    """Return the table of all metrics and their definitions."""
+    return facts_table(DEFINITIONS.items())

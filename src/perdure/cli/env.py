@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from perdure.cli.console import Json, facts_table, print_json, stdout_console
+from perdure.cli.console import facts_table, print_json, stdout_console
+from perdure.cli.options import Json
 from perdure.core.version import __version__
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

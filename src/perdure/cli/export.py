@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.console import Json, TrustCode, print_json, setup_logging, stdout_console
+from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.options import Json, TrustCode
 from perdure.core.errors import UserError
 from perdure.deploy.model_files import load_model
 from perdure.deploy.portable_model import SUFFIXES, export_file, parity_rows

@@ -7,16 +7,9 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.console import (
-    Json,
-    Quiet,
-    print_json,
-    result_line,
-    resumable,
-    setup_logging,
-    stdout_console,
-)
-from perdure.cli.run import show_progress
+from perdure.cli.console import print_json, resumable, setup_logging, stdout_console
+from perdure.cli.options import Json, Quiet
+from perdure.cli.run import result_line, show_progress
 from perdure.config import Config, read_settings
 from perdure.core.errors import UserError
 from perdure.runs.directory import RunDirectory

@@ -12,21 +12,9 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.console import (
-    ConfigPath,
-    Json,
-    Quiet,
-    Settings,
-    Stopped,
-    build_and_start,
-    importing_from,
-    print_json,
-    read_config,
-    setup_logging,
-    stdout_console,
-    text_table,
-)
-from perdure.cli.run import default_folder, show_progress
+from perdure.cli.console import Stopped, print_json, setup_logging, stdout_console, text_table
+from perdure.cli.options import ConfigPath, Json, Quiet, Settings, importing_from, read_config
+from perdure.cli.run import build_and_start, default_folder, show_progress
 from perdure.core.errors import RunError, UserError, bad_value
 from perdure.federation.admin.folders import (
     NodeFolder,

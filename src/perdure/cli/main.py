@@ -4,50 +4,106 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
-import torch
 import typer
+from typer.core import TyperGroup
 
-from perdure.cli.check import check
-from perdure.cli.compare import compare
 from perdure.cli.console import Stopped, print_error
-from perdure.cli.data import data
-from perdure.cli.demo import demo
-from perdure.cli.env import env
-from perdure.cli.export import export
-from perdure.cli.extend import extend, rewind
-from perdure.cli.federation import federation
-from perdure.cli.methods import config, methods
-from perdure.cli.predict import predict
-from perdure.cli.recipes import recipes
-from perdure.cli.report import report
-from perdure.cli.run import run
-from perdure.cli.serve import serve
-from perdure.cli.watch import watch
 from perdure.core.errors import PerdureError
 from perdure.core.text import shell_spelling
 from perdure.core.version import __version__
 
-Command = Callable[..., None]
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph
-)
-_TRAINING: tuple[Command, ...] = (
-    demo, run, extend, rewind, check, compare, watch, report, predict, export, serve,
-)  # fmt: skip
-_REFERENCE: tuple[Command, ...] = (methods, recipes, env)
-for command in _TRAINING:
-    app.command()(command)
-app.add_typer(federation, name="federation")
-for command in _REFERENCE:
-    app.command(rich_help_panel="Reference")(command)
-app.add_typer(data, name="data", rich_help_panel="Reference")
-app.add_typer(config, name="config", rich_help_panel="Reference")
+# ------------------------------------------------------------------------------------------------
+# The commands. Each is a function, or a group, of its own name in a file of this folder.
+#
+# The file is loaded when its command is used: most load torch, which takes seconds.
+# ------------------------------------------------------------------------------------------------
+
+
+class _Listed(NamedTuple):
+    """A command in the list of all commands."""
+
+    help: str
+    """The first sentence of the command's docstring."""
+    panel: str | None = None
+    """Title of its panel in the list."""
+    file: str | None = None
+    """File of the command, if it is not named like the command."""
+
+
+COMMANDS = {
+    "demo": _Listed(
+        "Compare methods on streams of digits with references, print tables and write reports."
+    ),
+    "run": _Listed("Train the experiment of a config, and write a run directory."),
+    "extend": _Listed("Add tasks to a run, and train them."),
+    "rewind": _Listed(
+        "Go back to the end of an earlier task of a run; without --task, list them.", file="extend"
+    ),
+    "check": _Listed("Check a config: build its data, model and method, and write nothing."),
+    "compare": _Listed(
+        "Run every method with every seed, and print means, deviations and differences."
+    ),
+    "watch": _Listed("Follow runs of other processes until all of them have ended."),
+    "report": _Listed(
+        "Compare finished runs on one HTML page that needs no network, or print their table."
+    ),
+    "predict": _Listed("Predict the class or the number of every input, without a task label."),
+    "export": _Listed("Write the trained model as one file that needs no perdure to run."),
+    "serve": _Listed(
+        "Serve predictions of the newest model of RUN over HTTP, with a web page for images."
+    ),
+    "federation": _Listed("Set up, serve and use a federation of real machines."),
+    "methods": _Listed(
+        "List the methods with their papers, streams and hyperparameters, or explain one.",
+        "Reference",
+    ),
+    "recipes": _Listed(
+        "List the recipes, which are configs that are ready to run, or print one of them.",
+        "Reference",
+    ),
+    "env": _Listed(
+        "Print the versions, threads, devices and extras of this installation, for bug reports.",
+        "Reference",
+    ),
+    "data": _Listed("Data sets that a config can name.", "Reference"),
+    "config": _Listed("What a config may hold.", "Reference"),
+}
+
+
+class _Commands(TyperGroup):
+    """Loads the file of a command when the command is used."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of the command, the command, and its arguments."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, find_command(name) if name in COMMANDS else listed, rest
+
+
+def find_command(name: str) -> Any:
+    """Return a command, after loading its file."""
+    found = getattr(import_module(f"perdure.cli.{COMMANDS[name].file or name}"), name)
+    group = _group()
+    if isinstance(found, typer.Typer):
+        group.add_typer(found, name=name)
+    else:
+        group.command(name)(found)
+    return typer.main.get_group(group).commands[name]
+
+
+def _group() -> typer.Typer:
+    """Return a group without commands."""
+    return typer.Typer(
+        cls=_Commands,
+        callback=perdure,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph
+    )
 
 
 def _show_version(wanted: bool) -> None:
@@ -56,7 +112,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def perdure(
     version: Annotated[
         bool,
@@ -65,6 +120,15 @@ def perdure(
 ) -> None:
     """Federated continual learning: many private clients, one model, tasks that keep arriving."""
 
+
+app = _group()
+for _name, _listed in COMMANDS.items():
+    app.command(_name, help=_listed.help, rich_help_panel=_listed.panel)(lambda: None)
+
+
+# ------------------------------------------------------------------------------------------------
+# Run a command, and report an error or Ctrl-C in one sentence.
+# ------------------------------------------------------------------------------------------------
 
 _USER_ERRORS = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of a path that the user gave, unlike a full disk."""
@@ -102,9 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out; torch on a CPU raises a RuntimeError with a sentence."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
+    """Return whether memory ran out, also that of torch, which may not have been loaded."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and (type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY in str(error))
     )
 
 

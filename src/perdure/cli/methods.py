@@ -1,31 +1,25 @@
-"""perdure methods and perdure config: the methods, and what a config may hold."""
+"""perdure methods: list the methods, or explain one."""
 
 from __future__ import annotations
 
 import inspect
-import json
-import sys
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
 
-from perdure.cli.console import Json, print_json, stdout_console
+from perdure.cli.console import print_json, stdout_console
+from perdure.cli.options import Json
 from perdure.config.sentences import value_in_words
 from perdure.contract.needs import ALL_STREAMS
 from perdure.methods.registry import (
     METHODS,
     build,
-    config_schema,
     describe_hyperparameters,
     find,
     hyperparameters,
 )
-
-# ------------------------------------------------------------------------------------------------
-# perdure methods: list the methods, or explain one.
-# ------------------------------------------------------------------------------------------------
 
 
 def methods(
@@ -89,25 +83,3 @@ def _streams(kind: str) -> str:
 
 def _print_indented(console: Console, text: str) -> None:
     console.print(Padding(text, (0, 0, 0, 4), expand=False), markup=False)
-
-
-# ------------------------------------------------------------------------------------------------
-# perdure config: what a config may hold.
-# ------------------------------------------------------------------------------------------------
-
-config = typer.Typer(no_args_is_help=True, help="What a config may hold.")
-
-
-@config.callback()
-def _config() -> None:
-    """Show what a config may hold."""
-
-
-@config.command()
-def schema() -> None:
-    """Print the JSON Schema of a config, with which editors complete and check YAML files.
-
-    For the YAML extension of VS Code and other users of yaml-language-server: write it to a file
-    and begin a config with `# yaml-language-server: $schema=perdure.schema.json`.
-    """
-    sys.stdout.write(json.dumps(config_schema(), indent=2) + "\n")

@@ -11,16 +11,17 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from perdure.cli.console import Json, TrustCode, print_json, setup_logging, stdout_console
+from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.options import Json, TrustCode
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.core.text import csv_text
+from perdure.data.examples import Array
 from perdure.deploy.model_files import load_model
 from perdure.deploy.prediction_input import read_input
 from perdure.deploy.predictions import Prediction
 from perdure.deploy.trained_model import TrainedModel
 
-Array = np.ndarray[Any, Any]
 _COLUMNS = ("input", "label", "class")
 _DETAILS = ("probability", "task", "margin", "known")
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.console import Json, print_json, stdout_console, table
+from perdure.cli.console import print_json, stdout_console, table
+from perdure.cli.options import Json
 from perdure.config import read_yaml
 from perdure.recipes import Recipe, list_recipes, read_recipe, recipe_path
 

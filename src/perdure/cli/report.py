@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli.compare import comparison_tables, print_notes
-from perdure.cli.console import Json, print_json, setup_logging, stdout_console
+from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.options import Json
 from perdure.report import Runs, figures, write_page
 from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.records import reading_records

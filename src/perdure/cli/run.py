@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -20,29 +20,25 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from perdure.cli.console import (
+from perdure.cli.console import number, print_json, resumable, setup_logging, stdout_console
+from perdure.cli.options import (
     ConfigPath,
     EngineKind,
     Json,
     Quiet,
     Settings,
-    build_and_start,
     importing_from,
-    number,
-    print_json,
     read_config,
     repeat_option,
-    result_line,
-    resumable,
-    setup_logging,
-    stdout_console,
 )
 from perdure.config import Config
 from perdure.core.event_log import Event
 from perdure.evaluation.metrics import MAIN
 from perdure.runs.progress import accuracies_so_far, expected_tasks
+from perdure.runs.result import Result
 from perdure.runs.run import run as run_config
 from perdure.training.events import EventCallback
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.state import RunState
 
 # ------------------------------------------------------------------------------------------------
@@ -56,7 +52,8 @@ def show_progress(config: Config, quiet: bool, name: str = "") -> Iterator[Event
     if quiet:
         yield None
     elif sys.stdout.isatty():
-        with ProgressBars(config, name) as bars:
+        bars = ProgressBars(config, name)
+        with bars.progress:
             yield bars
     else:
         yield PlainProgress(config, name, stdout_console()).print_event
@@ -111,13 +108,6 @@ class ProgressBars:
         self.clients = self.progress.add_task("clients", total=config.clients.per_round, note="")
         self.started = False
         self.attempt: tuple[int, ...] = ()
-
-    def __enter__(self) -> ProgressBars:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
 
     def __call__(self, state: RunState, event: Event) -> None:
         """Update the bars after a round or a task."""
@@ -185,6 +175,43 @@ class ProgressBars:
 
 
 # ------------------------------------------------------------------------------------------------
+# The result of a run in one line.
+# ------------------------------------------------------------------------------------------------
+
+
+def result_line(config: Config, result: Result) -> str:
+    """Return the result of a run in one line."""
+    modes = (mode for mode in result.metrics if result.metrics[mode])
+    of_what = "" if result.measure == "accuracy" else f" {result.measure}"
+    accuracies = "; ".join(
+        f"{mode}{of_what} {_headline(result.metrics[mode])}{_scores(result, mode)}"
+        for mode in modes
+    )
+    where = f", in {result.path}" if result.path else ""
+    method = config.method["kind"]
+    return (
+        f"{method} on {config.stream.kind} {config.data.source}, seed {config.seed}: "
+        f"{accuracies}{where}"
+    )
+
+
+def _headline(metrics: dict[str, float | None]) -> str:
+    return " ".join(f"{key} {number(metrics[key])}" for key in ("ACC", "FGT", "learned"))
+
+
+def _scores(result: Result, mode: str) -> str:
+    """Return the mean over all tasks after the last of every metric beside the main one."""
+    others = {name: scores for name, scores in result.scores.items() if name != result.measure}
+    rows = {name: by_mode[mode][-1] for name, by_mode in others.items()}
+    return "".join(f" {name} {number(_mean(row))}" for name, row in rows.items())
+
+
+def _mean(row: Sequence[float | None]) -> float | None:
+    values = [value for value in row if value is not None]
+    return sum(values) / len(row) if len(values) == len(row) else None
+
+
+# ------------------------------------------------------------------------------------------------
 # perdure run: train the experiment of a config.
 # ------------------------------------------------------------------------------------------------
 
@@ -237,3 +264,10 @@ def _command(
     chosen = ["--engine", engine] if engine is not None else []
     silent = ["--quiet"] if quiet else []
     return ["perdure", "run", str(path), *changes, "--out", str(out), *chosen, *silent, "--resume"]
+
+
+def build_and_start(config: Config) -> Experiment:
+    """Return the experiment of a config after creating its initial state; writes nothing."""
+    experiment = build_experiment(config)
+    experiment.initial_state()
+    return experiment

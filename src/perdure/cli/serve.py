@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.console import TrustCode, print_error, setup_logging, stdout_console
+from perdure.cli.console import print_error, setup_logging, stdout_console
+from perdure.cli.options import TrustCode
 from perdure.core.registry import require
 
 

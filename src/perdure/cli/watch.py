@@ -13,18 +13,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from perdure.cli.console import (
-    Json,
-    Stopped,
-    number,
-    print_json,
-    setup_logging,
-    stdout_console,
-    table,
-)
+from perdure.cli.console import Stopped, number, print_json, setup_logging, stdout_console, table
+from perdure.cli.options import Json
 from perdure.core.documents import json_value
 from perdure.core.errors import UserError
-from perdure.report.comparison_text import format_bytes
+from perdure.report.tables import format_bytes
 from perdure.runs.directory import run_folders
 from perdure.runs.progress import RunFollower, RunProgress
 

@@ -110,6 +110,25 @@ class SourceKeys(ConfigSection):
     """Fraction of the training examples of every class that clients hold out, in [0, 1). Accuracy
     on them is recorded apart, to select settings on (`perdure compare --select validation`)."""
 
+    has_numbers: ClassVar[bool] = False
+    """Whether targets can be numbers."""
+    has_texts: ClassVar[bool] = False
+    """Whether its rows may be texts, which nodes count the words of."""
+    has_name: ClassVar[bool] = False
+    """Whether the source is the name of a data set."""
+    is_custom: ClassVar[bool] = False
+    """Whether it is the code of a user, or was given in Python."""
+
+    _kept: dict[Any, Any] = PrivateAttr(default_factory=dict)
+
+    def keep(self, key: Any, sources: Any) -> None:
+        """Keep what was read to count clients, for the stream that is made next."""
+        self._kept[key] = sources
+
+    def take(self, key: Any) -> Any:
+        """Return what was kept under a key, once; None if there is nothing."""
+        return self._kept.pop(key, None)
+
 
 class DigitsData(SourceKeys):
     """The 1,797 handwritten digits of 8x8 pixels that scikit-learn installs.
@@ -128,6 +147,7 @@ class NpzData(SourceKeys):
     Example: `data: {source: npz, path: mnist.npz}`
     """
 
+    has_numbers: ClassVar[bool] = True
     source: Literal["npz"] = "npz"
     path: Text
     """The .npz file."""
@@ -165,6 +185,7 @@ class HuggingfaceData(SourceKeys):
     Example: `data: {source: huggingface, path: cifar100, label_column: fine_label}`
     """
 
+    has_texts: ClassVar[bool] = True
     source: Literal["huggingface"] = "huggingface"
     path: Text
     """Name of a data set on the hub, or a folder that holds a saved one."""
@@ -188,6 +209,7 @@ class TextData(SourceKeys):
     Example: `data: {source: text, path: reviews.jsonl.gz, text_column: review}`
     """
 
+    has_texts: ClassVar[bool] = True
     source: Literal["text"] = "text"
     path: Text
     """The .jsonl or .jsonl.gz file."""
@@ -207,6 +229,7 @@ class TableData(SourceKeys):
     Example: `data: {source: table, path: patients.csv, label_column: diagnosis}`
     """
 
+    has_numbers: ClassVar[bool] = True
     source: Literal["table"] = "table"
     path: Text
     """The .csv, .csv.gz or .parquet file. Parquet needs `pip install 'perdure[tables]'`."""
@@ -236,6 +259,7 @@ class NamedData(SourceKeys):
     """
 
     kind_names: ClassVar[tuple[str, ...]] = tuple(DATA_SETS)
+    has_name: ClassVar[bool] = True
     source: Annotated[str, Field(json_schema_extra={"enum": list(DATA_SETS)})]
     path: Text | None = None
     """A file (.npz or .jsonl.gz) or a folder that holds the set. Default: it is looked for."""
@@ -255,6 +279,8 @@ class CustomData(SourceKeys):
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
+    has_numbers: ClassVar[bool] = True
+    is_custom: ClassVar[bool] = True
     source: str = Field(json_schema_extra={"pattern": r"[.:]"})
     test_fraction: OpenFraction = 0.2
     """Fraction of the examples held out for testing, if there is no test data."""

@@ -20,13 +20,13 @@ from perdure.core.errors import UserError
 UNIONS: dict[str, tuple[str, Any]] = {
     "data": ("source", DataConfig),
     "clients.partition": ("kind", PartitionConfig),
-    "model": ("kind", ModelConfig),
 }
 """By section the key that chooses its class, and the union of its classes."""
 
 
 KIND_SECTIONS: dict[str, type[KindSection]] = {
     "stream": StreamConfig,
+    "model": ModelConfig,
     "train.optimizer": OptimizerConfig,
     "train.schedule": Schedule,
     "train.aggregation": Aggregation,
@@ -44,7 +44,8 @@ def keys_of(section: str, kind: Any) -> set[str] | None:
     """Return the keys that a section has with a kind; None if they are not known."""
     if section in KIND_SECTIONS:
         registry = KIND_SECTIONS[section].registry()
-        return set(registry.find(kind).model_fields) if registry.is_builtin(kind) else None
+        is_known = registry.is_readable(kind) and isinstance(kind, str)
+        return set(registry.find(kind).model_fields) if is_known else None
     if section not in UNIONS:
         return None
     key, union = UNIONS[section]

@@ -14,7 +14,7 @@ from pydantic import (
 from perdure.config.clients import ClientsConfig
 from perdure.config.data import DataConfig, DigitsData, DomainConfig
 from perdure.config.engine import EngineConfig, FederationConfig
-from perdure.config.model import MlpModel, ModelConfig
+from perdure.config.model import ModelConfig
 from perdure.config.overrides import override_key
 from perdure.config.section import (
     NOT_BOOL,
@@ -238,7 +238,9 @@ class Config(ConfigSection):
     """The tasks and their order."""
     clients: ClientsConfig = Field(default_factory=ClientsConfig)
     """The clients: how many there are, how many train per round, and what they hold."""
-    model: ModelConfig = MlpModel()
+    model: Annotated[SerializeAsAny[ModelConfig], ChosenByKind()] = Field(
+        default_factory=ModelConfig.default
+    )
     """The network that is trained."""
     method: dict[str, Any] = Field(default={"kind": "fedavg"})
     """`kind` (a name, the name of an installed method, or the dotted path of a custom one), the

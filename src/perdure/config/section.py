@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
@@ -300,6 +301,14 @@ class KindSection(ConfigSection):
         registry = cls.registry()
         return registry.find(registry.default)()
 
+    def code(self) -> list[str]:
+        """Return the dotted paths of the users' code that it names; nothing is imported."""
+        return [self.kind_name] if self.registry().is_custom_class(self.kind_name) else []
+
+    def code_objects(self, folder: Path | None = None) -> list[Any]:
+        """Return the classes and functions of `code`, whose files a run keeps."""
+        return [type(self)] if self.code() else []
+
     @model_validator(mode="before")
     @classmethod
     def _kind_of_the_class(cls, values: Any) -> Any:
@@ -331,7 +340,7 @@ class ChosenByKind:
         base: type[KindSection] = schema["metadata"]["kind_base"]
         registry, key = base.registry(), base.kind_key
         names: dict[type[KindSection], list[str]] = {}
-        for kind in registry.names():
+        for kind in registry.names() if registry.others is None else registry.builtin:
             names.setdefault(registry.find(kind), []).append(kind)
         choices: list[dict[str, Any]] = [{"enum": registry.names()}]
         for number, (found, kinds) in enumerate(names.items()):
@@ -343,7 +352,12 @@ class ChosenByKind:
                 others = (name for name in section.get("required", []) if name != key)
                 section["required"] = [key, *others]
         dotted = {"type": "string", "pattern": r"\.", "description": "Dotted path of a class."}
-        custom = {"type": "object", "properties": {key: dotted}, "required": [key]}
+        custom: dict[str, Any] = {
+            "type": "object", "properties": {key: dotted}, "required": [key],
+        }  # fmt: skip
+        if registry.others is not None:
+            others_class: type[KindSection] = import_object(registry.others)
+            custom = handler(others_class.__pydantic_core_schema__)
         return {"anyOf": [*choices, custom]}
 
 

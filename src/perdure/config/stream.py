@@ -36,6 +36,26 @@ class StreamConfig(KindSection):
 
     resembles: ClassVar[str] = "domains"
     """The built-in kind whose methods and default heads suit this one."""
+    in_federation: ClassVar[bool] = False
+    """Whether nodes with local data can have its tasks."""
+    keeps_pixels: ClassVar[bool] = True
+    """Whether images stay images, so that they can be augmented."""
+    unites_shapes: ClassVar[bool] = False
+    """Whether images of several sources come to one size, which further sources may change."""
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether tasks differ in their classes, so that numbers cannot be divided into them."""
+        return self.resembles in ("split", "pool")
+
+    @property
+    def expected_tasks(self) -> int | None:
+        """Number of tasks without extensions, or None if only the data can tell it."""
+        return self.tasks
+
+    def first_sources(self, config: Config, rng: Rng) -> list[Any] | None:
+        """Return the sources known before training; None if `config.data` is the only one."""
+        return None
 
     def build(self, config: Config, rng: Rng) -> Any:
         """Return the stream of a config, a `perdure.data.streams.Stream`.

@@ -15,6 +15,8 @@ from perdure.core.errors import RunError
 class ContractError(RunError):
     """A method broke the contract. The message names the function, the value and the remedy."""
 
+    can_resume = False  # it would fail the same way: the method has to be corrected
+
 
 def refuse(where: str, got: object, expected: str) -> NoReturn:
     """Raise a ContractError `{where}: must be {expected}, got {got}`.

@@ -24,6 +24,8 @@ class RunError(PerdureError):
     """A failure during a run, which leaves a run directory that can be resumed."""
 
     exit_code = 1
+    can_resume = True
+    """Whether the run may succeed when it is resumed."""
 
 
 def bad_value(key: str, value: object, expected: str) -> UserError:

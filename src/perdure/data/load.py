@@ -37,7 +37,7 @@ from perdure.data.python_objects import (
     reported,
     rows_sources,
 )
-from perdure.data.rows import Rows, limit_test, limit_train, rows_source
+from perdure.data.rows import RawData, limit_test, limit_train, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import load_digits, load_idx, load_npz, load_npz_domains
 from perdure.data.sources.huggingface import load_huggingface
@@ -67,7 +67,7 @@ class TaskFunction:
     config: CustomData
     location: ConfigLocation
 
-    def rows(self, task: int) -> Rows:
+    def rows(self, task: int) -> RawData:
         """Return the rows of a task, from 0.
 
         Raises:
@@ -77,7 +77,7 @@ class TaskFunction:
         location = ConfigLocation(f"data of task {task + 1}", task, self.location.clients)
         value = _called(self.call, self.config, self.location, task=task)
         rows = read_object(value, self.config, location)
-        if not isinstance(rows, Rows):
+        if not isinstance(rows, RawData):
             raise UserError(f"{location.key}: must be one data set, got {type(value).__name__}")
         return rows
 
@@ -87,7 +87,7 @@ def load_custom(config: CustomData, rng: Rng, location: ConfigLocation) -> Sourc
     rows = custom_rows(config, location)
     if isinstance(rows, TaskFunction):
         raise UserError("stream.kind: must be 'given' for a function of task, got another kind")
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RawData):
         raise UserError(f"stream.kind: must be {_PARTS}, got another kind")
     with reported(rows, location):
         return rows_source(source_name(config), rows, reading_of(config, rng, location))
@@ -107,7 +107,7 @@ def source_name(config: CustomData) -> str:
     return "data" if is_object(config.source) else config.source.rpartition(".")[2]
 
 
-def custom_rows(config: CustomData, location: ConfigLocation) -> Rows | Parts | TaskFunction:
+def custom_rows(config: CustomData, location: ConfigLocation) -> RawData | Parts | TaskFunction:
     """Return what a section stands for.
 
     Raises:
@@ -198,33 +198,24 @@ def load_source(config: DataConfig, rng: Rng, location: ConfigLocation | None = 
     """
     location = location or ConfigLocation()
     _check_target(config, location)
-    key = ("source", _content(config), rng.seed, location)
-    if key in _KEPT:
-        return _KEPT.pop(key)[0]
+    kept: Source | None = config.take(("source", _content(config), rng.seed, location))
+    if kept is not None:
+        return kept
     return limit_and_resize(_read(config, rng, location), config, rng, location.number)
-
-
-_KEPT: dict[Any, list[Source]] = {}
-"""Sources that were read for the number of clients, for the stream that is made next."""
 
 
 def load_and_keep(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
     """Load a source that the same call of `load_source` returns again, once, without reading."""
     source = load_source(config, rng, location)
-    _KEPT[("source", _content(config), rng.seed, location)] = [source]
+    config.keep(("source", _content(config), rng.seed, location), source)
     return source
 
 
 def load_and_keep_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
     """Load domains that the same call of `load_domains` returns again, once, without reading."""
     sources = load_domains(config, rng, location)
-    _KEPT[("domains", _content(config), rng.seed, location)] = sources
+    config.keep(("domains", _content(config), rng.seed, location), sources)
     return sources
-
-
-def forget_kept() -> None:
-    """Forget sources that were kept and not used."""
-    _KEPT.clear()
 
 
 def _content(config: DataConfig) -> str:
@@ -247,16 +238,16 @@ def load_domains(
     """
     location = location or ConfigLocation()
     _check_target(config, location)
-    key = ("domains", _content(config), rng.seed, location)
-    if key in _KEPT:
-        return _KEPT.pop(key)
+    kept: list[Source] | None = config.take(("domains", _content(config), rng.seed, location))
+    if kept is not None:
+        return kept
     sources = _read_domains(config, rng, location)
     return [limit_and_resize(source, config, rng, number) for number, source in enumerate(sources)]
 
 
 def _check_target(config: DataConfig, location: ConfigLocation) -> None:
     """Refuse numbers as targets of a source that has classes."""
-    if location.numbers and not isinstance(config, NpzData | TableData | CustomData):
+    if location.numbers and not config.has_numbers:
         expected = "npz, table or data in Python with data.target 'number'"
         raise location.error("source", config.source, expected)
 

@@ -19,7 +19,7 @@ from perdure.core.errors import UserError
 from perdure.core.registry import object_name
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Source, Text
-from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
+from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import array_rows
 from perdure.data.sources.huggingface import dataset_rows
@@ -31,7 +31,7 @@ from perdure.data.sources.table import frame_rows
 # ------------------------------------------------------------------------------------------------
 
 
-def torch_rows(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> Rows:
+def torch_rows(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> RawData:
     """Return the rows of a torch Dataset, and of one with test data.
 
     Raises:
@@ -43,7 +43,7 @@ def torch_rows(train: Any, test: Any, config: CustomData, location: ConfigLocati
         for data, suffix in ((train, "_train"), (test, "_test"))
         if data is not None
     ]
-    return Rows(parts[0], parts[1] if len(parts) > 1 else None, _class_names(train))
+    return RawData(parts[0], parts[1] if len(parts) > 1 else None, _class_names(train))
 
 
 def _class_names(data: Any) -> tuple[str, ...] | None:
@@ -55,7 +55,7 @@ def _class_names(data: Any) -> tuple[str, ...] | None:
     return tuple(names) if is_named and names else None
 
 
-def _part(data: Any, suffix: str, config: CustomData, location: ConfigLocation) -> Part:
+def _part(data: Any, suffix: str, config: CustomData, location: ConfigLocation) -> RawRows:
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise ValueError(f"{type(data).__name__} is not a map-style Dataset with a length")
     if not len(data):
@@ -63,7 +63,7 @@ def _part(data: Any, suffix: str, config: CustomData, location: ConfigLocation) 
     pairs = [_pair(data[index], index) for index in range(len(data))]
     inputs, labels = zip(*pairs, strict=True)
     y = np.array([label.item() if isinstance(label, Tensor) else label for label in labels])
-    return Part(_stacked(list(inputs), config, location), y, suffix=suffix)
+    return RawRows(_stacked(list(inputs), config, location), y, suffix=suffix)
 
 
 def _pair(example: Any, index: int) -> tuple[Any, Any]:
@@ -101,7 +101,7 @@ def _opener(image: Image.Image) -> Opener:
 # `as_source` converts an object to a source, `as_sources` one that has several parts or domains.
 # ------------------------------------------------------------------------------------------------
 
-Parts = dict[str, Rows]
+Parts = dict[str, RawData]
 """Several data sets by name, such as one per task."""
 ACCEPTED = (
     "a tuple (x, y), a dict of arrays, a torch Dataset, a Hugging Face Dataset or a pandas "
@@ -132,7 +132,7 @@ def as_source(
     """
     rows = read_object(value, config, location)
     with reported(value, location):
-        if not isinstance(rows, Rows):
+        if not isinstance(rows, RawData):
             raise ValueError(f"it has {len(rows)} parts, of which one is used at a time")
         return rows_source(name, rows, reading_of(config, rng, location))
 
@@ -152,9 +152,9 @@ def as_sources(
         return rows_sources(rows, reading_of(config, rng, location))
 
 
-def rows_sources(rows: Rows | Parts, reading: Reading) -> list[Source]:
+def rows_sources(rows: RawData | Parts, reading: Reading) -> list[Source]:
     """Return one source per part, or per domain of rows; ValueError if there are neither."""
-    if isinstance(rows, Rows):
+    if isinstance(rows, RawData):
         return rows_domains(rows, reading)
     return [
         rows_source(name, part, reading.numbered(number))
@@ -180,12 +180,12 @@ def reported(value: Any, location: ConfigLocation) -> Iterator[None]:
 
 def read_object(
     value: Any, config: CustomData = DEFAULT_KEYS, location: ConfigLocation = _DATA
-) -> Rows | Parts:
+) -> RawData | Parts:
     """Return the rows of an object, or of each part of a list or dict of objects.
 
     The arguments are those of `as_source`; rows are returned unchanged.
     """
-    if isinstance(value, Rows):
+    if isinstance(value, RawData):
         return value
     if not is_parts(value):
         return _one(value, config, location)
@@ -209,8 +209,8 @@ def _named(parts: list[Any]) -> dict[str, Any]:
     return {f"task {number}": part for number, part in enumerate(parts, 1)}
 
 
-def _one(value: Any, config: CustomData, location: ConfigLocation) -> Rows:
-    if isinstance(value, Rows):
+def _one(value: Any, config: CustomData, location: ConfigLocation) -> RawData:
+    if isinstance(value, RawData):
         return value
     with reported(value, location):
         if _is_of(value, "datasets"):
@@ -232,7 +232,7 @@ def _one(value: Any, config: CustomData, location: ConfigLocation) -> Rows:
     raise UserError(f"{location.key}: must be {ACCEPTED}, got {type(value).__name__}")
 
 
-def _train_and_test(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> Rows:
+def _train_and_test(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> RawData:
     """Return the rows of training and test data of one kind."""
     if isinstance(train, Dataset) and isinstance(test, Dataset):
         return torch_rows(train, test, config, location)
@@ -292,12 +292,12 @@ def _text(value: Any) -> Text:
 # ------------------------------------------------------------------------------------------------
 
 
-def data_kind(value: Any, rows: Rows | Parts) -> str:
+def data_kind(value: Any, rows: RawData | Parts) -> str:
     """Return the name of given data in a config: its type, and a hash of its content."""
     return object_name(type(value).__name__, fingerprint(rows))
 
 
-def fingerprint(rows: Rows | Parts) -> str:
+def fingerprint(rows: RawData | Parts) -> str:
     """Return the SHA-256 of the content of rows, in hexadecimal."""
     content = hashlib.sha256()
     _update(content, rows)
@@ -306,7 +306,7 @@ def fingerprint(rows: Rows | Parts) -> str:
 
 def _update(content: Any, value: Any) -> None:
     """Add a value to a hash: what it is, its size, and its content."""
-    if isinstance(value, Rows | Part):
+    if isinstance(value, RawData | RawRows):
         for field in fields(value):
             content.update(f"|{field.name}".encode())
             _update(content, getattr(value, field.name))
@@ -323,7 +323,7 @@ def _update(content: Any, value: Any) -> None:
         content.update(f"|{value!r}".encode())
 
 
-def rows_to_tree(rows: Rows | Parts) -> Any:
+def rows_to_tree(rows: RawData | Parts) -> Any:
     """Return rows as a tree of tensors and plain values, which `core.encoding` can store."""
     if isinstance(rows, dict):
         return {"parts": [[name, rows_to_tree(part)] for name, part in rows.items()]}
@@ -331,7 +331,7 @@ def rows_to_tree(rows: Rows | Parts) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Part):
+    if isinstance(value, RawRows):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if not isinstance(value, np.ndarray):
         return value
@@ -342,14 +342,14 @@ def _tensor(value: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(value))
 
 
-def rows_from_tree(tree: Any) -> Rows | Parts:
+def rows_from_tree(tree: Any) -> RawData | Parts:
     """Return the rows that `rows_to_tree` made a tree of, after it was stored."""
     if "parts" in tree:
         parts = {name: rows_from_tree(part) for name, part in tree["parts"]}
-        return {name: part for name, part in parts.items() if isinstance(part, Rows)}
+        return {name: part for name, part in parts.items() if isinstance(part, RawData)}
     test = None if tree["test"] is None else _part_from_tree(tree["test"])
     classes, features = (_names(tree[name]) for name in ("class_names", "feature_names"))
-    return Rows(
+    return RawData(
         _part_from_tree(tree["train"]), test, classes, tuple(tree["domain_names"]), features
     )
 
@@ -358,11 +358,11 @@ def _names(values: list[str] | None) -> tuple[str, ...] | None:
     return None if values is None else tuple(values)
 
 
-def _part_from_tree(tree: Any) -> Part:
+def _part_from_tree(tree: Any) -> RawRows:
     values = {name: _value(value) for name, value in tree.items()}
     if isinstance(values["x"], list):  # pairs have become lists
         values["x"] = [text if isinstance(text, str) else tuple(text) for text in values["x"]]
-    return Part(**values)
+    return RawRows(**values)
 
 
 def _value(value: Any) -> Any:

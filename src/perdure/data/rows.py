@@ -69,7 +69,7 @@ _DATA = ConfigLocation()
 
 
 @dataclass(frozen=True)
-class Part:
+class RawRows:
     """Training rows, test rows, or both."""
 
     x: Array | Tensor | list[Text]
@@ -91,7 +91,7 @@ class Part:
         """The inputs if they are texts."""
         return self.x if isinstance(self.x, list) else None
 
-    def checked(self) -> Part:
+    def checked(self) -> RawRows:
         """Return the rows with their inputs as a checked tensor; texts are left as they are.
 
         Raises:
@@ -105,7 +105,7 @@ class Part:
             return replace(self, x=check_tensor(self.x, name))
         return replace(self, x=check_inputs(self.x, name))
 
-    def select(self, index: Array) -> Part:
+    def select(self, index: Array) -> RawRows:
         """Return the rows at some positions (int64)."""
         x: Array | Tensor | list[Text]
         if isinstance(self.x, list):
@@ -117,11 +117,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RawData:
     """Labeled rows of one source, or of several domains."""
 
-    train: Part
-    test: Part | None = None
+    train: RawRows
+    test: RawRows | None = None
     """Test rows. If None, a part of the training rows is held out with the seed."""
     class_names: tuple[str, ...] | None = None
     """Names of the classes, by label. If None, those that occur."""
@@ -154,7 +154,7 @@ class Reading:
         return replace(self, location=replace(self.location, number=number))
 
 
-def rows_source(name: str, rows: Rows, reading: Reading) -> Source:
+def rows_source(name: str, rows: RawData, reading: Reading) -> Source:
     """Return the source of rows; domains are pooled.
 
     Raises:
@@ -169,7 +169,7 @@ def rows_source(name: str, rows: Rows, reading: Reading) -> Source:
     return _source(name, train, test, classes, rows, reading)
 
 
-def rows_domains(rows: Rows, reading: Reading) -> list[Source]:
+def rows_domains(rows: RawData, reading: Reading) -> list[Source]:
     """Return one source per domain, all with the same classes; a domain may lack some of them.
 
     Raises:
@@ -189,13 +189,15 @@ def rows_domains(rows: Rows, reading: Reading) -> list[Source]:
     return sources
 
 
-def _of_domain(part: Part, name: str) -> Part:
+def _of_domain(part: RawRows, name: str) -> RawRows:
     if part.domain is None:
         raise ValueError(f"the rows of x{part.suffix} name no domain")
     return part.select(np.flatnonzero(part.domain == name))
 
 
-def _parts(name: str, train: Part, test: Part | None, reading: Reading) -> tuple[Part, Part]:
+def _parts(
+    name: str, train: RawRows, test: RawRows | None, reading: Reading
+) -> tuple[RawRows, RawRows]:
     """Return training and test rows, split with the seed if there are no test rows."""
     if test is None and len(train):
         generator = reading.rng.numpy_generator("holdout", reading.location.number)
@@ -218,19 +220,19 @@ def _one_dimension(y: Array, rows: int) -> Array:
 
 
 def _numbered(
-    train: Part, test: Part, names: tuple[str, ...] | None, reading: Reading
-) -> tuple[Part, Part, tuple[str, ...]]:
+    train: RawRows, test: RawRows, names: tuple[str, ...] | None, reading: Reading
+) -> tuple[RawRows, RawRows, tuple[str, ...]]:
     """Return the parts with labels as int64 [N] (numbers as double), and the classes."""
     sizes, keys = (len(train.x), len(test.x)), _keys(train, test)
     y, y_test, classes = encode_labels(train.y, test.y, names, sizes, keys, reading.numbers)
     return replace(train, y=y), replace(test, y=y_test), classes
 
 
-def _keys(train: Part, test: Part) -> tuple[str, str]:
+def _keys(train: RawRows, test: RawRows) -> tuple[str, str]:
     return f"y{train.suffix}", f"y{test.suffix}"
 
 
-def _all_classes(rows: Rows, reading: Reading) -> tuple[str, ...]:
+def _all_classes(rows: RawData, reading: Reading) -> tuple[str, ...]:
     """Return the names of the classes of all domains."""
     parts = [rows.train] if rows.test is None else [rows.train, rows.test]
     y = np.concatenate([_one_dimension(part.y, len(part.x)) for part in parts])
@@ -239,7 +241,12 @@ def _all_classes(rows: Rows, reading: Reading) -> tuple[str, ...]:
 
 
 def _source(
-    name: str, train: Part, test: Part, classes: tuple[str, ...], rows: Rows, reading: Reading
+    name: str,
+    train: RawRows,
+    test: RawRows,
+    classes: tuple[str, ...],
+    rows: RawData,
+    reading: Reading,
 ) -> Source:
     x, x_test = (_inputs(part, reading) for part in (train, test))
     _check_alike(x, x_test, train.suffix, test.suffix)
@@ -253,7 +260,7 @@ def _source(
     return with_clients(source, train.clients, test.clients)
 
 
-def _inputs(part: Part, reading: Reading) -> Tensor:
+def _inputs(part: RawRows, reading: Reading) -> Tensor:
     x = part.checked().x
     return x if isinstance(x, Tensor) else hash_words(list(x), reading.features)
 

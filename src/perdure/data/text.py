@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, TextModel
+from perdure.config import Config
 from perdure.core.errors import bad_value
 from perdure.core.registry import require
 from perdure.data.examples import Source, Text
-from perdure.models.backbones import Card, backbone_weights
+from perdure.models.layers import Card
 from perdure.models.pretrained import PretrainedWeights
+from perdure.models.text_encoder import TextModel
 
 # ------------------------------------------------------------------------------------------------
 # Texts as rows of tokens, for models that read text (`model.kind: text`).
@@ -40,18 +41,19 @@ def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False
         UserError: The model reads text, but a source contains none.
 
     """
-    if not isinstance(config.model, TextModel):
+    model: Any = config.model
+    if not model.reads_text:
         return sources
     without = next((source.name for source in sources if source.train.texts is None), None)
     if without is not None:
         expected = f"a model for images, since {without} contains no texts"
         raise bad_value("model.kind", "text", expected)
-    tokenize, padding = load_tokenizer(config.model)
+    tokenize, padding = load_tokenizer(model)
     tokens = [
         [tokenize(part.texts or []) for part in (source.train, source.test)] for source in sources
     ]
     longest = max(len(row) for both in tokens for rows in both for row in rows)
-    length = config.model.max_tokens if padded else longest
+    length = model.max_tokens if padded else longest
     return [
         _with_rows(source, *(pad_rows(rows, length, padding) for rows in both))
         for source, both in zip(sources, tokens, strict=True)
@@ -60,10 +62,11 @@ def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False
 
 def tokenize_to(source: Source, config: Config, shape: tuple[int, ...]) -> Source:
     """Return a source with its texts as rows of `shape[0]` tokens if the model reads text."""
-    if not isinstance(config.model, TextModel) or source.train.texts is None:
+    model: Any = config.model
+    if not model.reads_text or source.train.texts is None:
         return source
     parts = (source.train, source.test)
-    rows = [token_rows(part.texts or [], config.model, shape[0]) for part in parts]
+    rows = [token_rows(part.texts or [], model, shape[0]) for part in parts]
     return _with_rows(source, *rows)
 
 
@@ -98,7 +101,7 @@ def load_tokenizer(config: TextModel, card: Card | None = None) -> tuple[Tokeniz
         UserError: There is no pretrained model, or its tokenizer does not fit its model.
 
     """
-    pretrained = backbone_weights(config, card)
+    pretrained = config.pretrained(card)
     if pretrained is None:
         expected = "a pretrained model, since a text model needs its tokenizer"
         raise bad_value("model.init", config.init, expected)

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from perdure.config import Config, CustomData, DataConfig, ModuleModel
+from perdure.config import Config, CustomData, DataConfig
 from perdure.config.data import installed_sources
-from perdure.config.model import installed_modules
 from perdure.config.section import KindSection, kind_sections
 from perdure.contract.method import Method
 from perdure.core.errors import UserError
@@ -29,7 +28,6 @@ from perdure.data.load import find_function
 from perdure.evaluation.metrics import METRICS, Metric
 from perdure.methods.registry import METHODS, parts_of
 from perdure.methods.registry import build as build_method
-from perdure.models.adapter.build import find_maker
 
 log = logging.getLogger(__name__)
 
@@ -56,25 +54,18 @@ def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> N
         if not METHODS.is_installed(kind):
             _copy(type(part), run)
     for section in custom_sections(config):
-        _copy(type(section), run)
+        for each in section.code_objects(folder):
+            _copy(each, run)
     for source in custom_sources(config):
         _copy(find_function(source), run)
-    for kind in model_kinds(config):
-        if kind not in installed_modules():
-            _copy(find_maker(kind, folder), run)
     for name in _custom_metrics(config):
         _copy(METRICS.find(name, folder), run)
 
 
 def custom_sections(config: Config) -> list[KindSection]:
-    """Return the sections of a config, in any place, whose class is a user's."""
+    """Return the sections of a config, in any place, that name code of users."""
     configs = [config, *(config.at(task) for task in config.extension_starts)]
-    return [
-        section
-        for each in configs
-        for _, section in kind_sections(each)
-        if section.registry().is_custom_class(section.kind_name)
-    ]
+    return [section for each in configs for _, section in kind_sections(each) if section.code()]
 
 
 def _custom_metrics(config: Config) -> list[str]:
@@ -158,14 +149,6 @@ def code_hashes(run: Path) -> dict[str, str]:
 # ---- trust
 
 
-def model_kinds(config: Config) -> list[str]:
-    """Return the dotted paths of the model and of its arguments that have a kind."""
-    model = config.model
-    if not isinstance(model, ModuleModel):
-        return []
-    return [*([] if is_object(model.kind) else [model.kind]), *_nested_kinds(model.arguments)]
-
-
 def data_sections(config: Config) -> list[DataConfig]:
     """Return all sections of data: of the config, of its domains and of its extensions."""
     added = [section for extension in config.extensions for section in extension.data or ()]
@@ -184,24 +167,25 @@ def custom_sources(config: Config) -> list[CustomData]:
     ]
 
 
-def _nested_kinds(values: dict[str, Any]) -> Iterator[str]:
-    for value in values.values():
-        if isinstance(value, dict):
-            if isinstance(value.get("kind"), str) and "." in value["kind"]:
-                yield value["kind"]
-            yield from _nested_kinds(value)
-
-
 def custom_kinds(config: Config, stream: bool = True, data: bool = True) -> list[str]:
-    """Return the kinds of a config that are neither built in nor installed by name."""
+    """Return the kinds of a config that are neither built in nor installed by name.
+
+    Args:
+        config: The config, as it is read without importing code.
+        stream: Whether all of them are needed, as for training; else those of the method and the
+            model, which predict.
+        data: Whether a function that reads the data is needed, too.
+
+    """
     parts = [config.method, *(config.method.get("with") or [])]
     kinds = [part["kind"] for part in parts if not METHODS.is_installed(part["kind"])]
-    if stream:  # the run is resumed: trained, and so evaluated
-        kinds += [section.kind_name for section in custom_sections(config)]
-        kinds += _custom_metrics(config)
-    if stream and data:
+    if not stream:
+        return kinds + config.model.code()
+    kinds += [path for section in custom_sections(config) for path in section.code()]
+    kinds += _custom_metrics(config)
+    if data:
         kinds += [section.source for section in custom_sources(config)]
-    return kinds + [kind for kind in model_kinds(config) if kind not in installed_modules()]
+    return list(dict.fromkeys(kinds))
 
 
 def foreign_kinds(config: Config, stream: bool, data: bool = True) -> list[str]:
@@ -268,8 +252,8 @@ def check_in_files(label: str, config: Config) -> None:
     """Refuse a run of a comparison whose code another process cannot import."""
     parts = [config.method, *(config.method.get("with") or [])]
     kinds = [part["kind"] for part in parts] + [config.model.kind]
-    kinds += [section.kind_name for section in custom_sections(config)]
-    kinds += [*(config.evaluate.metrics or ()), *model_kinds(config)]
+    kinds += [path for section in custom_sections(config) for path in section.code()]
+    kinds += config.evaluate.metrics or ()
     lost = next((kind for kind in kinds if _has_no_file(kind) or is_object(kind)), None)
     if lost is not None:
         raise UserError(

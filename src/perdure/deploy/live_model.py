@@ -198,7 +198,8 @@ _QUICK = 0.01
 """Seconds: shorter predictions are made where they are asked for; longer ones in a thread, so that
 other requests are answered meanwhile."""
 _MOST_PIXELS = 25_000_000
-Rows = Tensor | list[str]
+ReadRows = Tensor | list[str]
+"""Rows of a request: numbers, or texts."""
 
 
 class Predictor:
@@ -208,7 +209,7 @@ class Predictor:
         """Keep the model; how long a row takes is measured."""
         self.live, self._seconds_per_row = live, math.inf
 
-    async def predict(self, rows: Rows, same_task: bool, probabilities: bool) -> dict[str, Any]:
+    async def predict(self, rows: ReadRows, same_task: bool, probabilities: bool) -> dict[str, Any]:
         """Return the document of predictions; BadRequest if the rows do not fit the model."""
         arguments = self.live.newest(), rows, same_task, probabilities
         started = time.perf_counter()
@@ -221,7 +222,7 @@ class Predictor:
 
 
 def describe(
-    model: TrainedModel, rows: Rows, same_task: bool, probabilities: bool
+    model: TrainedModel, rows: ReadRows, same_task: bool, probabilities: bool
 ) -> dict[str, Any]:
     """Return the predictions of rows as a document."""
     try:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from perdure.config import Config, TextModel, VitModel, read_saved
+from perdure.config import Config, read_saved
 from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.contract.states import partial_from_tree, to_tree
@@ -25,10 +25,9 @@ from perdure.deploy.custom_code import check_hashes, check_trust, code_hashes
 from perdure.deploy.predictions import dtype_name
 from perdure.deploy.trained_model import TrainedModel
 from perdure.methods.registry import build
-from perdure.models.adapter.build import ModuleSetup
 from perdure.models.adapter.module_body import ModuleBody
+from perdure.models.layers import BodySetup
 from perdure.models.network import Network, Outputs, make_network
-from perdure.models.pretrained import BUILTIN, RANDOM_START
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
 
@@ -156,7 +155,7 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
     data = encode(tree)
     outputs = experiment.network.outputs.until(state.task - 1)
     numbers = experiment.task(0).numbers
-    dtype = torch.int32 if experiment.config.model.kind == "text" else examples.x.dtype
+    dtype = torch.int32 if experiment.config.model.reads_text else examples.x.dtype
     card = {
         "config": experiment.config.model_dump(mode="json"),
         "shape": list(experiment.stream.shape),
@@ -235,11 +234,11 @@ def load_model(path: str | Path, trust: bool = False, model: Any = None) -> Trai
 def _model(
     config: Config, card: ModelCard, tree: dict[str, Any], code: Path | None
 ) -> TrainedModel:
-    shape, setup = tuple(card.shape), ModuleSetup(code, reads_weights=False)
     backbone = card.backbone.model_dump() if card.backbone else None
+    shape, setup = tuple(card.shape), BodySetup(code, reads_weights=False, card=backbone)
     method = build(config.method, code)
     _check_backbone(config, card)
-    network = make_network(config.model, shape, _outputs(card), backbone, setup)
+    network = make_network(config.model, shape, _outputs(card), setup)
     if isinstance(network.body, ModuleBody) and "constants" in tree:
         network.body.constants = tree["constants"]
     state = partial_from_tree(method.ServerState, tree["state"], "server state")
@@ -273,14 +272,14 @@ def _try_prediction(model: TrainedModel) -> None:
 
     A backbone is not read for that.
     """
-    if model.backbone is None and model.config.model.kind != "text":
+    if model.backbone is None and not model.config.model.reads_text:
         model.predict(torch.zeros(1, *model.shape, dtype=model.dtype))
 
 
 def _check_backbone(config: Config, card: ModelCard) -> None:
     """Refuse weights of a backbone without a hash, which could be any file of this machine."""
-    named = isinstance(config.model, VitModel | TextModel) and config.model.init
-    if named not in (None, False, BUILTIN, RANDOM_START) and card.backbone is None:
+    named = config.model.named_weights
+    if named is not None and card.backbone is None:
         raise ValueError(f"the hash of the backbone {named} is missing")
 
 

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, CustomData
+from perdure.config import Config
 from perdure.core.errors import PerdureError, RunError, UserError
 from perdure.core.files import write_atomic
 from perdure.core.registry import require
-from perdure.data.examples import Examples
+from perdure.data.examples import Array, Examples
 from perdure.deploy.custom_code import code_folder, data_sections, foreign_kinds
 from perdure.deploy.trained_model import TrainedModel
 from perdure.training.experiment import build_experiment
@@ -58,7 +58,7 @@ def _names_others(config: Config) -> bool:
     """Return whether the data is in files, or made by code, that the author of a run has chosen."""
     sections = data_sections(config)
     has_files = any(getattr(section, "path", None) is not None for section in sections)
-    has_code = any(isinstance(section, CustomData) for section in sections)
+    has_code = any(section.is_custom for section in sections)
     weights = getattr(config.model, "init", None)
     return has_files or has_code or bool(weights) or bool(foreign_kinds(config, stream=True))
 
@@ -96,7 +96,6 @@ def random_rows(model: TrainedModel, count: int) -> Tensor:
 Format = Literal["state_dict", "torch-export", "onnx"]
 SUFFIXES: dict[Format, str] = {"state_dict": ".pt", "torch-export": ".pt2", "onnx": ".onnx"}
 """File name endings of the formats."""
-Array = np.ndarray[Any, Any]
 ClassScores = Callable[[Tensor], Array]
 """Class scores [N, classes] of rows [N, *shape]."""
 _TOLERANCE = 1e-4

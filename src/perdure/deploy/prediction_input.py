@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from perdure.config import FolderData
 from perdure.core.documents import json_value
 from perdure.core.errors import UserError, bad_value
-from perdure.data.examples import Text
+from perdure.data.examples import Array, Text
 from perdure.data.images import fit_images
 from perdure.data.source import ConfigLocation, check_features, check_images
 from perdure.data.sources.image_folder import SUFFIXES, Opener, decode_images
@@ -32,13 +31,12 @@ from perdure.deploy.trained_model import TrainedModel
 
 log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
-Rows = tuple[list[str], Tensor]
+NamedRows = tuple[list[str], Tensor]
 _ARRAYS = (".npy", ".npz")
 _TEXTS = (".txt", ".jsonl", ".jsonl.gz")
 
 
-def read_input(path: Path, model: TrainedModel, skip_bad: bool = False) -> Rows:
+def read_input(path: Path, model: TrainedModel, skip_bad: bool = False) -> NamedRows:
     """Read a file or a folder of images for prediction.
 
     Returns:
@@ -65,7 +63,7 @@ def read_input(path: Path, model: TrainedModel, skip_bad: bool = False) -> Rows:
     raise bad_value("INPUT", str(path), "a .npy or .npz file, or texts in .txt or .jsonl")
 
 
-def _table(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
+def _table(path: Path, model: TrainedModel, skip_bad: bool) -> NamedRows:
     """Read the columns of a table that the model was trained on; other columns are not used."""
     if model.feature_names is None:
         raise bad_value("INPUT", str(path), "no table, since the model was not trained on one")
@@ -77,7 +75,7 @@ def _table(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
     return _finite_rows(path, torch.from_numpy(values).float())
 
 
-def _texts(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
+def _texts(path: Path, model: TrainedModel, skip_bad: bool) -> NamedRows:
     """Read one text per line, or the text column of JSON lines."""
     try:
         lines = [line.rstrip("\n") for line in read_lines(path) if line.strip()]
@@ -102,7 +100,7 @@ def _json_text(line: str, column: str | list[str], path: Path, number: int) -> T
         raise bad_value("INPUT", str(path), expected) from None
 
 
-def _folder(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
+def _folder(path: Path, model: TrainedModel, skip_bad: bool) -> NamedRows:
     files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
     images = {}
     for file in files:
@@ -125,7 +123,7 @@ def _skipping(skip_bad: bool) -> Iterator[None]:
         log.warning("%s: skipped", error)
 
 
-def _finite_rows(path: Path, rows: Tensor) -> Rows:
+def _finite_rows(path: Path, rows: Tensor) -> NamedRows:
     """Return rows of numbers with their positions, without those that are not finite."""
     finite = torch.isfinite(rows).flatten(1).all(1)
     for number in torch.nonzero(~finite)[:, 0].tolist():
@@ -153,7 +151,7 @@ def decode_image(opener: Opener, name: str, model: TrainedModel) -> Tensor:
     return decode_images([opener], [name], config, ConfigLocation("INPUT"))
 
 
-def _array(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
+def _array(path: Path, model: TrainedModel, skip_bad: bool) -> NamedRows:
     values = _load(path)
     if model.dtype == torch.float32:
         return _finite_rows(path, _numbers(values, path, model, skip_bad))

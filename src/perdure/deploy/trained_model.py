@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perdure.config import Config, TextModel
+from perdure.config import Config
 from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.contract.states import partial_from_tree, to_tree
@@ -31,7 +31,7 @@ from perdure.deploy.predictions import (
     model_rows,
     score_rows,
 )
-from perdure.models.backbones import Card
+from perdure.models.layers import Card
 from perdure.models.network import Network
 
 # ------------------------------------------------------------------------------------------------
@@ -305,8 +305,9 @@ class TrainedModel:
 
     def text_rows(self, texts: Sequence[Text]) -> Tensor:
         """Return texts as inputs of the model: int32 tokens or uint8 word counts [N, values]."""
-        if isinstance(self.config.model, TextModel):
-            return token_rows(texts, self.config.model, self.shape[0], self.backbone)
+        model: Any = self.config.model
+        if model.reads_text:
+            return token_rows(texts, model, self.shape[0], self.backbone)
         if len(self.shape) == 3:
             raise UserError(f"input: must be images of shape {self.shape}, got texts")
         return hash_words(texts, self.shape[0])

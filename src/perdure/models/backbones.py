@@ -1,22 +1,82 @@
-"""Backbones: the transformers that a config describes, and frozen ones that take prompts."""
+"""What transformer models share: their keys, and frozen backbones that take prompts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from perdure.config import TextModel, VitModel
+from perdure.config.model import ModelConfig
+from perdure.config.section import NonNegativeInt
 from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
-from perdure.models.encoders import TextEncoder, Vit
+from perdure.models.layers import Card
 from perdure.models.ops import ForwardPass
-from perdure.models.pretrained import RANDOM_START, PretrainedWeights, find_weights, from_card
+from perdure.models.pretrained import (
+    BUILTIN,
+    RANDOM_START,
+    PretrainedWeights,
+    find_weights,
+    from_card,
+)
 from perdure.models.transformer import Encoder, Prefixes
-from perdure.models.weights import BackboneInit
+
+# ------------------------------------------------------------------------------------------------
+# The keys of pretrained transformers.
+# ------------------------------------------------------------------------------------------------
+
+
+class BackboneModel(ModelConfig):
+    """A pretrained transformer."""
+
+    bias: bool = True
+    """Whether layers have a bias; of residual networks, vit and text the head alone."""
+    init: str | None = None
+    """Pretrained weights: a folder with a Hugging Face checkpoint, or its name on the hub. Default:
+    the bundled (vit) or installed (text) weights. `random`: a vit that is not pretrained."""
+    train_layers: NonNegativeInt | None = None
+    """Blocks that are trained, counted from the last; the others are frozen and never sent.
+    Default: all."""
+
+    weights_type: ClassVar[str] = ""
+    """Hugging Face's type of its checkpoints."""
+    takes_prompts: ClassVar[bool] = True
+
+    @property
+    def weights_file(self) -> str | None:
+        """Return None, since a backbone reads its pretrained weights itself."""
+        return None
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether its features mean something before any training."""
+        return self.init != RANDOM_START
+
+    @property
+    def named_weights(self) -> str | None:
+        """Folder or name of the pretrained weights that the config names, or None."""
+        return None if self.init in (BUILTIN, RANDOM_START) else self.init
+
+    def pretrained(self, card: Card | None = None) -> PretrainedWeights | None:
+        """Return the pretrained weights, those that a card names, or None for random ones."""
+        if self.init == RANDOM_START:
+            return None
+        return from_card(card) if card else find_weights(self.init, self.weights_type)
+
+    def head_has_bias(self, body: Any) -> bool:
+        """Return whether the head has a bias."""
+        return self.bias
+
+
+def trained_blocks(blocks: int | None, depth: int) -> int | None:
+    """Return the number of trained blocks; refuse more than the model has."""
+    if blocks is not None and blocks > depth:
+        raise bad_value("model.train_layers", blocks, f"0 to {depth}, the blocks of the model")
+    return blocks
+
 
 # ------------------------------------------------------------------------------------------------
 # A frozen transformer that takes prompts.
@@ -105,103 +165,3 @@ class FrozenBackbone:
             padding = pad(padding, (more.shape[1], 0), value=False)
         first = 1 + more.shape[1]
         return self.backbone.encoder(self.weights, tokens, fwd, {}, padding, first)
-
-
-# ------------------------------------------------------------------------------------------------
-# Build the transformer backbones that a config describes: vit and text.
-# ------------------------------------------------------------------------------------------------
-
-Card = dict[str, Any]
-"""Identifies pretrained weights: their name, kind, config and SHA-256."""
-_Body = TypeVar("_Body", Vit, TextEncoder)
-_TYPES = {"vit": "vit", "text": "bert"}
-
-
-def backbone_weights(
-    config: VitModel | TextModel, card: Card | None = None
-) -> PretrainedWeights | None:
-    """Return the pretrained weights of a config, or None for random weights."""
-    if config.init == RANDOM_START:
-        return None
-    return from_card(card) if card else find_weights(config.init, _TYPES[config.kind])
-
-
-def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
-    """Return the vision transformer of a config."""
-    pretrained = backbone_weights(config, card)
-    if pretrained is None:
-        return _random_vit(config, shape)
-    start = BackboneInit(
-        pretrained, _trained_blocks(config, pretrained.integer("num_hidden_layers"))
-    )
-    patch = pretrained.integer("patch_size", 16)
-    vit = Vit(
-        _encoder(pretrained, pre_norm=True),
-        pretrained.integer("num_channels", 3),
-        pretrained.integer("image_size", 224, minimum=patch),
-        patch,
-        start,
-    )
-    return vit if card else _read(vit)
-
-
-def make_text(config: TextModel, length: int, card: Card | None = None) -> TextEncoder:
-    """Return the text encoder of a config."""
-    pretrained = backbone_weights(config, card)
-    if pretrained is None:
-        expected = "a pretrained model, since a text model needs its tokenizer"
-        raise bad_value("model.init", config.init, expected)
-    text = TextEncoder(
-        _encoder(pretrained, pre_norm=False),
-        pretrained.integer("vocab_size"),
-        pretrained.integer("max_position_embeddings"),
-        pretrained.integer("type_vocab_size", 2),
-        pretrained.integer("pad_token_id", 0, minimum=0),
-        BackboneInit(pretrained, _trained_blocks(config, pretrained.integer("num_hidden_layers"))),
-    )
-    if length > text.positions:
-        expected = f"1 to {text.positions}, the positions of the model"
-        raise bad_value("model.max_tokens", length, expected)
-    return text if card else _read(text)
-
-
-def _read(body: _Body) -> _Body:
-    """Return the body after reading its weights, so that bad ones are refused before training."""
-    body.frozen()
-    return body
-
-
-def _random_vit(config: VitModel, shape: tuple[int, int, int]) -> Vit:
-    channels, height, width = shape
-    size, heads, depth = config.width or 128, config.heads or 4, config.depth or 6
-    patch = config.patch or 7
-    if size % heads:
-        raise bad_value("model.heads", heads, f"a divisor of model.width ({size})")
-    side = -(-max(height, width) // patch) * patch
-    encoder = Encoder(size, depth, heads, 4 * size, pre_norm=True)
-    return Vit(encoder, channels, side, patch, BackboneInit(None, _trained_blocks(config, depth)))
-
-
-def _trained_blocks(config: VitModel | TextModel, depth: int) -> int | None:
-    blocks = config.train_layers
-    if blocks is not None and blocks > depth:
-        raise bad_value("model.train_layers", blocks, f"0 to {depth}, the blocks of the model")
-    return blocks
-
-
-def _encoder(pretrained: PretrainedWeights, pre_norm: bool) -> Encoder:
-    """Return the blocks that the config.json of pretrained weights describes."""
-    activation = pretrained.settings.get("hidden_act", "gelu")
-    if activation != "gelu":
-        raise pretrained.invalid_setting("hidden_act", activation, "gelu")
-    width, heads = pretrained.integer("hidden_size"), pretrained.integer("num_attention_heads")
-    if width % heads:
-        raise pretrained.invalid_setting("num_attention_heads", heads, f"a divisor of {width}")
-    return Encoder(
-        width,
-        pretrained.integer("num_hidden_layers"),
-        heads,
-        pretrained.integer("intermediate_size"),
-        pre_norm,
-        pretrained.nonnegative_float("layer_norm_eps", 1e-12),
-    )

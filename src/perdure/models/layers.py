@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -81,6 +82,26 @@ def conv_layer(name: str, shape: Sequence[int], geometry: ConvGeometry, bias: bo
     return Layer(name, "conv", inputs, outputs, (height, width), geometry, bias)
 
 
+Card = dict[str, Any]
+"""Identifies pretrained weights: their name, kind, config and SHA-256."""
+
+
+@dataclass(frozen=True)
+class BodySetup:
+    """What a body is built with besides its config and the shape of an input."""
+
+    folder: Path | None = None
+    """Where the file of a custom module is looked up before the working folder."""
+    seed: int = 0
+    """Seed of a custom module's initial weights."""
+    rows: Tensor | None = None
+    """A few inputs, [rows, ...]. If None, random ones."""
+    reads_weights: bool = True
+    """Whether a custom module reads the file of `model.init`; not for a trained model."""
+    card: Card | None = None
+    """Card of the pretrained weights of a trained model. If None, those that the config names."""
+
+
 class Body:
     """A model without its head. What is not known of every body has a default here."""
 
@@ -98,7 +119,7 @@ class Body:
     """Whether no batch norm uses the statistics of a batch in predictions, too."""
 
     @property
-    def card(self) -> dict[str, Any] | None:
+    def card(self) -> Card | None:
         """What identifies the pretrained weights that it is built on, or None."""
         return None
 

@@ -11,14 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from perdure.config import ModelConfig, ModuleModel
+from perdure.config.model import ModelConfig
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.models import ops
-from perdure.models.adapter.build import ModuleSetup
-from perdure.models.backbones import Card
-from perdure.models.factory import make_body
-from perdure.models.layers import Body, Layer, linear_layer
+from perdure.models.layers import Body, BodySetup, Layer, linear_layer
 from perdure.models.ops import ForwardPass
 
 # ------------------------------------------------------------------------------------------------
@@ -223,11 +220,8 @@ def make_network(
     config: ModelConfig,
     shape: tuple[int, ...],
     outputs: Outputs,
-    backbone: Card | None = None,
-    setup: ModuleSetup = ModuleSetup(),  # noqa: B008
+    setup: BodySetup = BodySetup(),  # noqa: B008
 ) -> Network:
     """Return the network that a config describes."""
-    body = make_body(config, shape, backbone, outputs.count(0), setup)
-    if isinstance(config, ModuleModel):
-        return Network(body, outputs, getattr(body, "head_bias", True))
-    return Network(body, outputs, config.bias)
+    body = config.make_body(shape, outputs.count(0), setup)
+    return Network(body, outputs, config.head_has_bias(body))

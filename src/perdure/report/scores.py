@@ -15,7 +15,6 @@ from perdure.report.accuracy import (
     shown_modes,
     spread_note,
 )
-from perdure.report.comparison_text import byte_unit
 from perdure.report.figure_data import (
     Axis,
     Figure,
@@ -29,6 +28,7 @@ from perdure.report.figure_data import (
 )
 from perdure.report.figure_html import Html, el, figure_html
 from perdure.report.records import RunRecord, Runs, differing_settings
+from perdure.report.tables import byte_unit
 
 # ------------------------------------------------------------------------------------------------
 # Figures of the metrics of `evaluate.metrics`: one matrix each.

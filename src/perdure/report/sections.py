@@ -10,10 +10,10 @@ from typing import Any
 from perdure.config import dump
 from perdure.privacy.secagg.layout import OVERHEAD
 from perdure.report.axes import heat_level
-from perdure.report.comparison_text import format_bytes
 from perdure.report.diagnostics import MethodLog
 from perdure.report.figure_html import Html, el, scrollable, table
 from perdure.report.records import RunRecord, Runs, differing_settings
+from perdure.report.tables import format_bytes
 
 # ------------------------------------------------------------------------------------------------
 # The section of the page with the configs: where they differ, and how to repeat each run.

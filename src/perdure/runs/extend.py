@@ -218,7 +218,7 @@ def _fixed(config: Config) -> Config:
         return config
     stream = make_stream(config, Rng(config.seed))
     data, shape = config.data, stream.shape
-    if config.stream.kind == "domains" and len(shape) == 3 and shape[1] == shape[2]:
+    if config.stream.unites_shapes and len(shape) == 3 and shape[1] == shape[2]:
         channels = shape[0] if shape[0] in (1, 3) else data.channels
         data = data.model_copy(update={"size": shape[1], "channels": channels})
     return config.model_copy(update={"stream": config.stream.fixed(stream), "data": data})

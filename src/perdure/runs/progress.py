@@ -49,14 +49,7 @@ class RunProgress:
 
 def expected_tasks(config: Config) -> int | None:
     """Return the number of tasks, or None if only the data can tell it."""
-    stream = config.stream
-    if stream.kind != "domains" or config.extensions:
-        return config.task_total
-    domains = getattr(stream, "domains", None)
-    if domains:
-        return min(stream.tasks, len(domains))
-    default = type(stream).model_fields["tasks"].default  # then every domain is a task
-    return None if stream.tasks == default else stream.tasks
+    return config.task_total if config.extensions else config.stream.expected_tasks
 
 
 def accuracies_so_far(event: Event) -> tuple[str, list[float]]:

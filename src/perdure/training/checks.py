@@ -50,8 +50,8 @@ def check_augmentation(stream: Stream, config: Config) -> None:
     names = [change.kind for change in config.data.augment]
     if len(stream.shape) != 3:
         raise bad_value("data.augment", names, "empty for inputs that are not images")
-    if config.stream.kind == "permuted":
-        raise bad_value("data.augment", names, "empty with stream.kind permuted")
+    if not config.stream.keeps_pixels:
+        raise bad_value("data.augment", names, f"empty with stream.kind {config.stream.kind}")
 
 
 def check_numbers_possible(needs: Needs, config: Config) -> None:
@@ -60,7 +60,7 @@ def check_numbers_possible(needs: Needs, config: Config) -> None:
     if needs.classes:
         expected = f"class with method {config.method['kind']}, which needs classes"
         raise bad_value("data.target", "number", expected)
-    if config.stream.resembles in ("split", "pool") and config.stream.kind != "given":
+    if config.stream.needs_classes:
         expected = f"permuted, domains or given {with_numbers}, since there are no classes to split"
         raise bad_value("stream.kind", config.stream.kind, expected)
     if getattr(config.stream, "labels", "shared") == "separate":

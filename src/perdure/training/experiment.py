@@ -32,7 +32,7 @@ from perdure.data.streams.build import make_stream, with_client_count
 from perdure.data.streams.stream import Stream, Task
 from perdure.evaluation.metrics import Metric, make_metrics
 from perdure.methods.registry import build
-from perdure.models.adapter.build import ModuleSetup
+from perdure.models.layers import BodySetup
 from perdure.models.network import Network, Outputs, make_network
 from perdure.models.ops import ForwardPass
 from perdure.models.prompts import Prompted
@@ -95,7 +95,7 @@ def network_of(
     config: Config, method: Method, stream: Stream, rows: Tensor | None, folder: Path | None
 ) -> Network:
     """Return the network of a config as the method trains it."""
-    setup = ModuleSetup(folder, Rng(config.seed).key("init"), rows)
+    setup = BodySetup(folder, Rng(config.seed).key("init"), rows)
     outputs = make_outputs(config, method, stream)
     network = method.wrap_network(make_network(config.model, stream.shape, outputs, setup=setup))
     warn_of_unprotected(method.needs, network)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.core.errors import UserError
-from perdure.report.comparison_latex import latex_tables
-from perdure.report.comparison_text import to_markdown
+from perdure.report.table_writers import latex_tables, to_markdown
 from perdure.runs.compare.compare import compare
 from perdure.runs.compare.plan import PlannedRun, plan, plan_references
 from perdure.runs.compare.variants import MethodChoice, read_methods

@@ -30,7 +30,7 @@ from perdure.core.files import atomic_file, sha256_file
 from perdure.core.registry import is_installed
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Source
-from perdure.data.named.official import Arrays, Rows, with_classes
+from perdure.data.named.official import Arrays, TextRows, with_classes
 from perdure.data.rows import Reading, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.huggingface import (
@@ -94,7 +94,7 @@ def find_cached(name: str, size: int | None) -> Path | None:
     return None
 
 
-def store(name: str, size: int | None, content: Arrays | Rows) -> Path:
+def store(name: str, size: int | None, content: Arrays | TextRows) -> Path:
     """Write a set to the cache and return its file, whose name has the hash of its content."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def store(name: str, size: int | None, content: Arrays | Rows) -> Path:
     return path
 
 
-def write_set(path: Path, content: Arrays | Rows) -> None:
+def write_set(path: Path, content: Arrays | TextRows) -> None:
     """Write arrays as npz or rows as gzipped JSON lines; the file is complete or absent."""
     with atomic_file(path) as file:
         if isinstance(content, dict):
@@ -162,7 +162,7 @@ class Unavailable(Exception):
     """An origin cannot give a data set; the text says why."""
 
 
-def download(data_set: DataSet, config: NamedData, location: ConfigLocation) -> Arrays | Rows:
+def download(data_set: DataSet, config: NamedData, location: ConfigLocation) -> Arrays | TextRows:
     """Return the contents of a data set from the first origin that can give it.
 
     Raises:
@@ -181,7 +181,7 @@ def download(data_set: DataSet, config: NamedData, location: ConfigLocation) -> 
     raise Unavailable("; ".join(reasons))
 
 
-def from_hub(data_set: DataSet, config: NamedData, location: ConfigLocation) -> Arrays | Rows:
+def from_hub(data_set: DataSet, config: NamedData, location: ConfigLocation) -> Arrays | TextRows:
     """Return a data set of Hugging Face's hub; a test split that it lacks is drawn, seed 0."""
     hub = data_set.hub
     if hub is None:
@@ -219,7 +219,7 @@ def _by_domain(source: Source) -> list[Source]:
     ]  # fmt: skip
 
 
-def _rows(data: Any, hub: Hub) -> Rows:
+def _rows(data: Any, hub: Hub) -> TextRows:
     """Return the texts of a DatasetDict."""
     test = next((name for name in _TEST if name in data), None)
     if "train" not in data or test is None or hub.text is None:

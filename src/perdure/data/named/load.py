@@ -29,7 +29,7 @@ from perdure.data.named.files import (
     suffix,
     write_set,
 )
-from perdure.data.named.official import READERS, Arrays, Rows, find_official, read_official
+from perdure.data.named.official import READERS, Arrays, TextRows, find_official, read_official
 from perdure.data.rows import Reading, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import array_rows
@@ -84,7 +84,7 @@ def _check_out(out: Path | None, end: str) -> None:
         raise bad_value("--out", str(out), "a file in a folder that exists")
 
 
-def _content(name: str, folder: Path, size: int | None, test_fraction: float) -> Arrays | Rows:
+def _content(name: str, folder: Path, size: int | None, test_fraction: float) -> Arrays | TextRows:
     data_set = DATA_SETS[name]
     if data_set.official.format not in READERS:
         return _from_images(data_set, folder, size, test_fraction)

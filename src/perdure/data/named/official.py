@@ -220,13 +220,13 @@ def _plain(value: Any) -> Any:
 # Official files of texts, as rows with the fields of JSON lines.
 # ------------------------------------------------------------------------------------------------
 
-Rows = list[dict[str, str]]
+TextRows = list[dict[str, str]]
 """Texts: `text`, `label` and `split` or `domain`."""
 _REVIEW = re.compile(r"<review_text>\s*(.*?)\s*</review_text>", re.DOTALL)
 _CLINC_SPLITS = ("train", "val", "test")
 
 
-def read_clinc(folder: Path, _: DataSet) -> Rows:
+def read_clinc(folder: Path, _: DataSet) -> TextRows:
     """Return the rows of data_full.json: lists of a text and its intent, by split."""
     path = folder / "data_full.json"
     try:
@@ -240,9 +240,9 @@ def read_clinc(folder: Path, _: DataSet) -> Rows:
         raise ValueError(f"data_full.json is damaged: {error!r}") from None
 
 
-def read_banking(folder: Path, _: DataSet) -> Rows:
+def read_banking(folder: Path, _: DataSet) -> TextRows:
     """Return the rows of train.csv and test.csv, with the columns text and category."""
-    rows: Rows = []
+    rows: TextRows = []
     for split in ("train", "test"):
         path = folder / f"{split}.csv"
         if not path.is_file():
@@ -258,9 +258,9 @@ def read_banking(folder: Path, _: DataSet) -> Rows:
     return rows
 
 
-def read_amazon(folder: Path, _: DataSet) -> Rows:
+def read_amazon(folder: Path, _: DataSet) -> TextRows:
     """Return the rows of DOMAIN/positive.review and DOMAIN/negative.review."""
-    rows: Rows = []
+    rows: TextRows = []
     for path in sorted(folder.glob("*/positive.review")):
         for label in ("negative", "positive"):
             file = path.with_name(f"{label}.review")
@@ -291,7 +291,7 @@ def find_official(folder: Path, data_set: DataSet) -> Path | None:
     return None
 
 
-def read_official(folder: Path, data_set: DataSet) -> Arrays | Rows:
+def read_official(folder: Path, data_set: DataSet) -> Arrays | TextRows:
     """Return the contents of official files: arrays of images, or rows of texts.
 
     Raises:
@@ -385,7 +385,7 @@ def read_listed(folder: Path, data_set: DataSet) -> Arrays:
     return arrays
 
 
-Reader = Callable[[Path, DataSet], Arrays | Rows]
+Reader = Callable[[Path, DataSet], Arrays | TextRows]
 READERS: dict[str, Reader] = {
     "idx": read_mnist,
     "cifar": read_cifar,

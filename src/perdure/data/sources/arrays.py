@@ -19,7 +19,7 @@ import torch
 from perdure.config import DigitsData, IdxData, NpzData
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Examples, Source
-from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source, stratified_split
+from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source, stratified_split
 from perdure.data.source import ConfigLocation, check_classes, check_images, check_labels
 
 # ------------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ from perdure.data.source import ConfigLocation, check_classes, check_images, che
 _TRAIN, _TEST = ("x_train", "y_train"), ("x_test", "y_test")
 
 
-def array_rows(arrays: Mapping[str, Any], location: ConfigLocation) -> Rows:
+def array_rows(arrays: Mapping[str, Any], location: ConfigLocation) -> RawData:
     """Return the rows of arrays: x and y with domain and is_test, or x_train and y_train.
 
     Raises:
@@ -42,30 +42,30 @@ def array_rows(arrays: Mapping[str, Any], location: ConfigLocation) -> Rows:
         return _with_columns(arrays, location, names)
     _require(arrays, _TRAIN)
     clients = _clients(arrays, _count(arrays, "x_train"), location)
-    train = Part(arrays["x_train"], arrays["y_train"], clients=clients, suffix="_train")
+    train = RawRows(arrays["x_train"], arrays["y_train"], clients=clients, suffix="_train")
     test = None
     if any(name in arrays for name in _TEST):
         _require(arrays, _TEST)
         _count(arrays, "x_test")
-        test = Part(arrays["x_test"], arrays["y_test"], suffix="_test")
-    return Rows(train, test, names)
+        test = RawRows(arrays["x_test"], arrays["y_test"], suffix="_test")
+    return RawData(train, test, names)
 
 
 def _with_columns(
     arrays: Mapping[str, Any], location: ConfigLocation, names: tuple[str, ...] | None
-) -> Rows:
+) -> RawData:
     _require(arrays, ("x", "y"))
     count = _count(arrays, "x")
     domain, domain_names = _domains(arrays, count)
-    rows = Part(arrays["x"], arrays["y"], domain, _clients(arrays, count, location))
+    rows = RawRows(arrays["x"], arrays["y"], domain, _clients(arrays, count, location))
     if "is_test" not in arrays:
-        return Rows(rows, None, names, domain_names)
+        return RawData(rows, None, names, domain_names)
     is_test = _one_per_row(np.asarray(arrays["is_test"]), count, "is_test").astype(bool)
     if rows.y.shape not in ((count,), (count, 1)):
         raise ValueError(f"y has shape {rows.y.shape} for {count} rows, not one label per row")
     rows = rows.checked()
     train, test = (rows.select(np.flatnonzero(part)) for part in (~is_test, is_test))
-    return Rows(train, test, names, domain_names)
+    return RawData(train, test, names, domain_names)
 
 
 def _count(arrays: Mapping[str, Any], name: str) -> int:

@@ -19,7 +19,7 @@ from perdure.config import CustomData, HuggingfaceData
 from perdure.core.registry import require
 from perdure.core.rng import Rng
 from perdure.data.examples import Source, Text
-from perdure.data.rows import Part, Reading, Rows, rows_source
+from perdure.data.rows import RawData, RawRows, Reading, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.image_folder import Opener, decode_images
 from perdure.data.sources.text import check_label_types, text_columns, text_of
@@ -74,7 +74,9 @@ def load_huggingface(config: HuggingfaceData, rng: Rng, location: ConfigLocation
         return rows_source(Path(config.path).name, rows, reading)
 
 
-def dataset_rows(data: Any, config: HuggingfaceData | CustomData, location: ConfigLocation) -> Rows:
+def dataset_rows(
+    data: Any, config: HuggingfaceData | CustomData, location: ConfigLocation
+) -> RawData:
     """Return the rows of a `datasets.Dataset` or `DatasetDict`.
 
     Raises:
@@ -96,7 +98,7 @@ def dataset_rows(data: Any, config: HuggingfaceData | CustomData, location: Conf
     if isinstance(column, str) and column == config.image_column:
         parts = _with_images(parts, (train, test), config, location)
     assert parts[0] is not None
-    return Rows(parts[0], parts[1], _names(train, config))
+    return RawData(parts[0], parts[1], _names(train, config))
 
 
 def _check_columns(
@@ -113,7 +115,7 @@ def _check_columns(
 
 def _part(
     data: Any, column: Any, config: HuggingfaceData | CustomData, location: ConfigLocation
-) -> Part:
+) -> RawRows:
     """Return the rows of one split; images are left out."""
     labels = list(data[config.label_column])
     if _names(data, config) is None:
@@ -130,15 +132,15 @@ def _part(
             text_of(dict(zip(names, row, strict=True)), column)
             for row in zip(*columns, strict=True)
         ]
-    return Part(texts, np.array(labels), clients=of_rows)
+    return RawRows(texts, np.array(labels), clients=of_rows)
 
 
 def _with_images(
-    parts: list[Part | None],
+    parts: list[RawRows | None],
     data: tuple[Any, Any],
     config: HuggingfaceData | CustomData,
     location: ConfigLocation,
-) -> list[Part | None]:
+) -> list[RawRows | None]:
     """Return the parts with their images, decoded together: all in one size and mode."""
     openers = [_openers(part, config.image_column) if part is not None else [] for part in data]
     names = [f"image {row}" for of_part in openers for row in range(len(of_part))]

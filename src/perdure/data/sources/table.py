@@ -20,7 +20,7 @@ from perdure.core.registry import is_installed, require
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Source, Text
 from perdure.data.labels import sort_names
-from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
+from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.text import text_columns
 
@@ -268,7 +268,7 @@ def _reading(config: TableData, rng: Rng, location: ConfigLocation) -> Reading:
     return Reading(rng, location, config.test_fraction)
 
 
-def _read(config: TableData, location: ConfigLocation) -> Rows:
+def _read(config: TableData, location: ConfigLocation) -> RawData:
     path = Path(config.path)
     if not path.name.lower().endswith(TABLE_SUFFIXES):
         raise location.error("path", path, f"a file that ends in {', '.join(TABLE_SUFFIXES)}")
@@ -293,7 +293,7 @@ def table_rows(
     config: TableData | CustomData,
     location: ConfigLocation,
     texts: Sequence[str] = (),
-) -> Rows:
+) -> RawData:
     """Return the rows of a table.
 
     Raises:
@@ -307,11 +307,11 @@ def table_rows(
     numbers, words = columns.read(features, [*used.values(), *texts])
     strings = dict(zip(used, (np.array(column) for column in words), strict=False))
     x = _texts(words[len(used) :]) if texts else numbers.astype(np.float32)
-    part = Part(x, strings["label_column"], strings.get("domain_column"), strings.get("clients"))
+    part = RawRows(x, strings["label_column"], strings.get("domain_column"), strings.get("clients"))
     train, test = _split(part, strings.get("split_column"), config)
     domains = () if part.domain is None else sort_names(part.domain)
     classes = sort_names(part.y)
-    return Rows(train, test, classes, domains, None if texts else tuple(features))
+    return RawData(train, test, classes, domains, None if texts else tuple(features))
 
 
 def _texts(columns: list[list[str]]) -> list[Text]:
@@ -320,7 +320,7 @@ def _texts(columns: list[list[str]]) -> list[Text]:
     return [(first, second) for first, second in zip(*columns, strict=True)]
 
 
-def _split(part: Part, splits: Array | None, config: Any) -> tuple[Part, Part | None]:
+def _split(part: RawRows, splits: Array | None, config: Any) -> tuple[RawRows, RawRows | None]:
     """Return the training and the test rows; rows for validation are not used."""
     if splits is None:
         return part, None
@@ -400,7 +400,7 @@ class FrameColumns:
         return checked_columns(table, strings, numbers, words)
 
 
-def frame_rows(frame: Any, config: CustomData, location: ConfigLocation) -> Rows:
+def frame_rows(frame: Any, config: CustomData, location: ConfigLocation) -> RawData:
     """Return the rows of a frame: texts if it has the text columns, else numbers."""
     columns = FrameColumns(frame)
     names, texts = columns.names(), text_columns(config.text_column)

@@ -14,7 +14,7 @@ from perdure.config import TextData
 from perdure.core.documents import json_value
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Source, Text
-from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
+from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source
 from perdure.data.source import ConfigLocation
 
 Row = dict[str, Any]
@@ -95,7 +95,9 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
 
 
-def _rows(lines: list[Row], config: TextData, location: ConfigLocation, with_domains: bool) -> Rows:
+def _rows(
+    lines: list[Row], config: TextData, location: ConfigLocation, with_domains: bool
+) -> RawData:
     """Return the rows of lines, split by the field `split` if it names training and test rows.
 
     Rows of other splits are not used.
@@ -112,14 +114,14 @@ def _rows(lines: list[Row], config: TextData, location: ConfigLocation, with_dom
     parts = [None if part is None else _part(part, config, location) for part in (lines, test)]
     names = sorted({str(row["domain"]) for row in lines}) if with_domains else ()
     assert parts[0] is not None
-    return Rows(parts[0], parts[1], None, tuple(names))
+    return RawData(parts[0], parts[1], None, tuple(names))
 
 
-def _part(lines: list[Row], config: TextData, location: ConfigLocation) -> Part:
+def _part(lines: list[Row], config: TextData, location: ConfigLocation) -> RawRows:
     texts = [text_of(row, config.text_column) for row in lines]
     labels = np.array([row[config.label_column] for row in lines])
     domain = np.array([str(row.get("domain", "")) for row in lines])
-    return Part(texts, labels, domain, _clients(lines, location.client_column))
+    return RawRows(texts, labels, domain, _clients(lines, location.client_column))
 
 
 def _clients(lines: list[Row], column: str | None) -> Array | None:

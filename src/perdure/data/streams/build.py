@@ -17,12 +17,11 @@ from perdure.data.clients import append_clients, check_clients, config_location,
 from perdure.data.examples import Array, Examples, Source
 from perdure.data.images import resize_source
 from perdure.data.labels import append_classes, class_labels
-from perdure.data.load import forget_kept, load_and_keep, load_and_keep_domains, load_source
+from perdure.data.load import load_and_keep, load_source
 from perdure.data.normalization import with_normalization
 from perdure.data.partition import Partition
 from perdure.data.streams.cumulative import make_cumulative
-from perdure.data.streams.domains import SourcesStream, listed, source_name
-from perdure.data.streams.given import GivenStream, first_sources
+from perdure.data.streams.domains import source_name
 from perdure.data.streams.stream import (
     EvalGroup,
     Stream,
@@ -46,7 +45,6 @@ def with_client_count(config: Config) -> Config:
     """
     if config.clients.is_counted or config.federation is not None:
         return config
-    forget_kept()
     source = unify_clients(_sources(config))[0]
     check_clients(config, source)
     count = len(source.client_names or ())
@@ -93,15 +91,9 @@ def client_rows(stream: Stream, tasks: int | None = None) -> dict[str, Any] | No
 
 
 def _sources(config: Config) -> list[Source]:
-    rng, stream = Rng(config.seed), config.stream
-    if isinstance(stream, SourcesStream) and stream.domains:
-        return listed(stream.domains, config, rng, load_and_keep)
-    if isinstance(stream, GivenStream):
-        return first_sources(config, rng)
-    location = config_location(config)
-    if stream.kind == "domains":
-        return load_and_keep_domains(config.data, rng, location)
-    return [load_and_keep(config.data, rng, location)]
+    rng = Rng(config.seed)
+    sources = config.stream.first_sources(config, rng)
+    return sources or [load_and_keep(config.data, rng, config_location(config))]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -307,7 +299,7 @@ def make_stream(config: Config, rng: Rng) -> Stream:
 def resolve_normalization(config: Config) -> Config:
     """Return the config with `data.normalize: false` for a vit, unless the config sets it."""
     data = config.data
-    if config.model.kind != "vit" or (data.normalize, data.mean, data.std) != (None, None, None):
+    if config.model.scales_inputs or (data.normalize, data.mean, data.std) != (None, None, None):
         return config
     plain = data.model_copy(update={"normalize": False})
     return config.model_copy(update={"data": plain})

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from perdure.config import Config, DataConfig, DomainConfig, NamedData, StreamConfig
+from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
 from perdure.config.section import Item
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
@@ -18,7 +18,12 @@ from perdure.data.clients import check_clients, config_location, unify_clients
 from perdure.data.examples import Source
 from perdure.data.images import resize_source, unify_shapes
 from perdure.data.labels import unify_classes
-from perdure.data.load import load_domains, load_source
+from perdure.data.load import (
+    load_and_keep,
+    load_and_keep_domains,
+    load_domains,
+    load_source,
+)
 from perdure.data.normalization import normalization_constants, normalize_source, number_scale
 from perdure.data.source import ConfigLocation
 from perdure.data.streams.stream import Stream, Task, divide_task
@@ -35,6 +40,12 @@ class SourcesStream(StreamConfig):
     labels: Literal["shared", "separate"] = "shared"
     """Sources in `domains`: one label space, or one per source (as in 5-Datasets)."""
 
+    in_federation: ClassVar[bool] = True
+
+    def first_sources(self, config: Config, rng: Rng) -> list[Source] | None:
+        """Return the listed sources; None if there are none."""
+        return listed(self.domains, config, rng, load_and_keep) if self.domains else None
+
 
 class DomainStream(SourcesStream):
     """Every task has its source: those listed, or the domains inside `data`, in one shape.
@@ -46,11 +57,27 @@ class DomainStream(SourcesStream):
     """Numbers (from 0) or names of the domains in the order of the tasks. Default: as listed."""
 
     resembles: ClassVar[str] = "domains"
+    unites_shapes: ClassVar[bool] = True
 
     @property
     def is_open(self) -> bool:
         """Whether the number of tasks is that of the domains."""
         return True
+
+    @property
+    def expected_tasks(self) -> int | None:
+        """Number of domains that are used; None if only the data can tell how many it has."""
+        if self.domains:
+            return min(self.tasks, len(self.domains))
+        default = type(self).model_fields["tasks"].default  # then every domain is a task
+        return None if self.tasks == default else self.tasks
+
+    def first_sources(self, config: Config, rng: Rng) -> list[Source]:
+        """Return the listed sources, or the domains inside `data`."""
+        sources = super().first_sources(config, rng)
+        if sources is not None:
+            return sources
+        return load_and_keep_domains(config.data, rng, config_location(config))
 
     def fixed(self, stream: Stream) -> StreamConfig:
         """Return the section with the number of tasks of a stream."""
@@ -93,7 +120,7 @@ def listed(
 
 def source_name(domain: DomainConfig) -> str:
     """Return the name of a domain whose section gives none: that of its file, or its source."""
-    path = None if isinstance(domain, NamedData) else getattr(domain, "path", None)
+    path = None if domain.has_name else getattr(domain, "path", None)
     return domain.source.rpartition(".")[2] if path is None else Path(path).stem
 
 

@@ -19,7 +19,7 @@ from perdure.data.labels import relabel, sort_names
 from perdure.data.load import TaskFunction, custom_rows, limit_and_resize
 from perdure.data.normalization import normalize_source
 from perdure.data.python_objects import fingerprint, reading_of, reported
-from perdure.data.rows import Part, Rows, rows_source
+from perdure.data.rows import RawData, RawRows, rows_source
 from perdure.data.streams.domains import domain_order, normalization_of_first
 from perdure.data.streams.stream import AskedTasks, Stream, Task, divide_task
 from perdure.data.text import tokenize_if_text
@@ -52,6 +52,11 @@ class GivenStream(StreamConfig):
 
     resembles: ClassVar[str] = "split"
 
+    @property
+    def needs_classes(self) -> bool:
+        """Whether there must be classes: the data may give numbers as well."""
+        return False
+
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
         rows = _rows(config)
@@ -68,6 +73,14 @@ class GivenStream(StreamConfig):
         ]
         return Stream.of("given", tasks, sources[0], names)
 
+    def first_sources(self, config: Config, rng: Rng) -> list[Source]:
+        """Return the sources of all parts; of a function, that of the first task."""
+        rows = _rows(config)
+        if isinstance(rows, TaskFunction):
+            first = _numbers(self)[0]
+            return [_source(f"task {first + 1}", rows.rows(first), config, rng, first)]
+        return _sources(rows, config, rng)
+
     def class_names(self, sources: Sequence[Source]) -> tuple[str, ...]:
         """Return the names of all classes: those of the config, or else of some sources."""
         if isinstance(self.classes, int):
@@ -79,30 +92,21 @@ class GivenStream(StreamConfig):
         return tuple(sorted(names, key=int) if is_number else names)
 
 
-def first_sources(config: Config, rng: Rng) -> list[Source]:
-    """Return the sources of a given stream that are known before training."""
-    rows = _rows(config)
-    if isinstance(rows, TaskFunction):
-        first = 0 if not isinstance(config.stream, GivenStream) else _numbers(config.stream)[0]
-        return [_source(f"task {first + 1}", rows.rows(first), config, rng, first)]
-    return _sources(rows, config, rng)
-
-
-def _rows(config: Config) -> dict[str, Rows] | TaskFunction:
+def _rows(config: Config) -> dict[str, RawData] | TaskFunction:
     if not isinstance(config.data, CustomData):
         expected = f"permuted, split, domains or pool with data.source {config.data.source!r}"
         raise bad_value("stream.kind", "given", expected)
     rows = custom_rows(config.data, config_location(config))
-    return {"task 1": rows} if isinstance(rows, Rows) else rows
+    return {"task 1": rows} if isinstance(rows, RawData) else rows
 
 
-def _sources(rows: dict[str, Rows], config: Config, rng: Rng) -> list[Source]:
+def _sources(rows: dict[str, RawData], config: Config, rng: Rng) -> list[Source]:
     return [
         _source(name, part, config, rng, number) for number, (name, part) in enumerate(rows.items())
     ]
 
 
-def _source(name: str, rows: Rows, config: Config, rng: Rng, number: int) -> Source:
+def _source(name: str, rows: RawData, config: Config, rng: Rng, number: int) -> Source:
     assert isinstance(config.data, CustomData)
     location = config_location(config, f"data of {name}", number)
     with reported(rows, location):
@@ -111,7 +115,7 @@ def _source(name: str, rows: Rows, config: Config, rng: Rng, number: int) -> Sou
     return limit_and_resize(source, config.data, rng, number)
 
 
-def _with_named_labels(rows: Rows) -> Rows:
+def _with_named_labels(rows: RawData) -> RawData:
     """Return rows whose labels are strings: a number is the name of its class in all tasks."""
     if rows.class_names is not None or rows.train.y.dtype.kind not in "ui":
         return rows
@@ -119,7 +123,7 @@ def _with_named_labels(rows: Rows) -> Rows:
     return replace(rows, train=train, test=test, class_names=sort_names(train.y))
 
 
-def _as_strings(part: Part) -> Part:
+def _as_strings(part: RawRows) -> RawRows:
     return replace(part, y=part.y.astype(str))
 
 

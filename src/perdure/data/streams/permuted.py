@@ -33,10 +33,11 @@ class PermutedStream(StreamConfig):
     Default: 0, 1, 2 and so on."""
 
     resembles: ClassVar[str] = "permuted"
+    keeps_pixels: ClassVar[bool] = False
 
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
-        if config.model.kind == "text":
+        if config.model.reads_text:
             expected = "split, domains or pool with model.kind text, since words have an order"
             raise bad_value("stream.kind", "permuted", expected)
         source = load_model_source(config, rng)

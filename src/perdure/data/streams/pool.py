@@ -18,7 +18,7 @@ from perdure.data.examples import Array, Source
 from perdure.data.load import load_model_source
 from perdure.data.normalization import normalize_source
 from perdure.data.partition import Partition, partition_once, present_in_task
-from perdure.data.streams.split import group_size
+from perdure.data.streams.split import group_size, with_group_size
 from perdure.data.streams.stream import (
     EvalGroup,
     Stream,
@@ -52,8 +52,7 @@ class PoolStream(StreamConfig):
 
     def fixed(self, stream: Stream) -> StreamConfig:
         """Return the section with the number of classes per task of a stream."""
-        classes = stream.tasks[0].groups[0].classes
-        return self.model_copy(update={"classes_per_task": len(classes)})
+        return with_group_size(self, stream)
 
     @model_validator(mode="after")
     def _no_common_order(self) -> PoolStream:

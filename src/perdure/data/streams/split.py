@@ -46,8 +46,7 @@ class SplitStream(SourcesStream):
 
     def fixed(self, stream: Stream) -> StreamConfig:
         """Return the section with the number of classes per task of a stream."""
-        classes = stream.tasks[0].groups[0].classes
-        return self.model_copy(update={"classes_per_task": len(classes)})
+        return with_group_size(self, stream)
 
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
@@ -86,6 +85,12 @@ def class_groups(order: Array, stream: SplitStream) -> list[tuple[int, ...]]:
         )  # fmt: skip
     starts = [task * step for task in range(stream.tasks)]
     return [tuple(sorted(int(label) for label in order[s : s + size])) for s in starts]
+
+
+def with_group_size(section: StreamConfig, stream: Stream) -> StreamConfig:
+    """Return a section with the number of classes per task that a stream of it has."""
+    size = len(stream.tasks[0].groups[0].classes)
+    return section.model_copy(update={"classes_per_task": size})
 
 
 def group_size(classes: int, tasks: int, per_task: int | None, overlap: int = 0) -> int:

@@ -39,7 +39,7 @@ def checked_federation(config: Config) -> FederationConfig:
     """
     federation, kind = config.federation, config.stream.kind
     assert federation is not None
-    if kind not in ("split", "domains"):
+    if not config.stream.in_federation:
         raise bad_value("stream.kind", kind, "split or domains in a federation")
     if config.stream.cumulative:
         expected = "false in a federation, whose nodes need not keep the data of earlier tasks"
@@ -119,9 +119,8 @@ def no_examples(config: Config) -> Examples:
 
 def input_type(config: Config) -> torch.dtype:
     """Return the type of the nodes' inputs: uint8 for images and words, else float32."""
-    is_text = config.data.source in ("text", "huggingface")
     is_image = len(checked_federation(config).shape) == 3
-    return torch.uint8 if is_text or is_image else torch.float32
+    return torch.uint8 if config.data.has_texts or is_image else torch.float32
 
 
 @dataclass(frozen=True)

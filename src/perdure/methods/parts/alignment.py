@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perdure.algebra.alignment import (
     Alignment,
-    Array,
+    Doubles,
     Normalize,
     Scale,
     Scope,
@@ -111,7 +111,7 @@ def client_conflicts(uploads: CollectedUploads) -> Conflicts:
     return pair_conflicts(cosines(gram))
 
 
-def pair_conflicts(pair_cosines: Array) -> Conflicts:
+def pair_conflicts(pair_cosines: Doubles) -> Conflicts:
     """Return the mean of the cosines of all pairs, and the fraction below zero."""
     if pair_cosines.size == 0:
         return Conflicts()

@@ -1,4 +1,4 @@
-"""Build the body of a model that a config names by a dotted path, or say why it cannot be built."""
+"""Any nn.Module as a model: found by its dotted path, made, checked, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from perdure.config import ModuleModel
-from perdure.config.model import installed_modules
+from perdure.config.model import ModelConfig
+from perdure.config.section import check_plain, with_arguments
 from perdure.core.errors import UserError, bad_value
-from perdure.core.registry import find_given, import_object, is_installed, is_object
-from perdure.core.trees import Tensors
-from perdure.models.adapter.examination import Examination, outline
+from perdure.core.registry import find_given, import_object, installed, is_installed, is_object
 from perdure.models.adapter.module_body import ModuleBody
 from perdure.models.adapter.probe import BadModule
-from perdure.models.layers import InitScheme
+from perdure.models.kinds import MODELS
+from perdure.models.layers import BodySetup
 from perdure.models.weights import load_weights
 
 # ------------------------------------------------------------------------------------------------
@@ -109,55 +108,6 @@ def _declare_operators() -> None:
 
 
 # ------------------------------------------------------------------------------------------------
-# A network of this library as a body: a plain module, whose weights a run's generator draws.
-# ------------------------------------------------------------------------------------------------
-
-
-class BuiltinBody(ModuleBody):
-    """A module of `perdure.models.modules`, which returns features.
-
-    Tests have shown that it can be trained and stacked, so that it is not tried out: one call with
-    zeros finds its layers.
-    """
-
-    def __init__(
-        self, module: nn.Module, shape: tuple[int, ...], scheme: InitScheme = "uniform"
-    ) -> None:
-        self._scheme = scheme
-        super().__init__(module, torch.zeros(1, *shape))
-
-    def _examine(self, params: Tensors, head_layer: str | None) -> Examination:
-        return outline(self._runnable, _zeros(params), _zeros(self._buffers), self._rows)
-
-    @property
-    def vector_reason(self) -> str | None:
-        """Nothing: clients can be stacked."""
-        return None
-
-    def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """Return drawn weights, then the parameters of norms; and running statistics."""
-        params: Tensors = {}
-        for layer in self.layers:
-            params |= layer.init(generator, self._scheme)
-        norms = {n: _initial(n, p) for n, p in self._params.items() if n not in params}
-        return params | norms, {n: _initial(n, value) for n, value in self._buffers.items()}
-
-    def to(self, device: torch.device) -> BuiltinBody:
-        """Return the body itself, since it holds no values."""
-        return self
-
-
-def _zeros(values: Tensors) -> Tensors:
-    return {name: torch.zeros(value.shape) for name, value in values.items()}
-
-
-def _initial(name: str, like: Tensor) -> Tensor:
-    """Return the initial value of a norm's scale, shift, running mean or running variance."""
-    is_one = name.endswith((".weight", ".running_var"))
-    return torch.full(like.shape, float(is_one))
-
-
-# ------------------------------------------------------------------------------------------------
 # Build the body of a model that a config names by a dotted path, or say why it cannot be built.
 # ------------------------------------------------------------------------------------------------
 
@@ -168,40 +118,86 @@ AUTO = "auto"
 """Value of an argument that stands for the number of classes."""
 
 
-@dataclass(frozen=True)
-class ModuleSetup:
-    """What a module is built with besides its config."""
+class ModuleModel(ModelConfig):
+    """Any nn.Module: a class or function by its dotted path, and the arguments that make one.
 
-    folder: Path | None = None
-    """Where its file is looked up before the working folder."""
-    seed: int = 0
-    """Seed of its initial weights."""
-    rows: Tensor | None = None
-    """A few inputs, [rows, ...]. If None, random ones."""
-    reads_weights: bool = True
-    """Whether the file of `model.init` is read; not for a trained model."""
+    Keys that are not listed here are arguments; `auto` as a value is the number of classes.
 
-
-def make_module_body(
-    config: ModuleModel, shape: tuple[int, ...], classes: int, setup: ModuleSetup
-) -> ModuleBody:
-    """Return the body of a custom model.
-
-    Raises:
-        UserError: The module cannot be made or cannot be trained.
-
+    Example: `model: {kind: mynet.Net, hidden: 64, num_classes: auto}`
     """
-    rows = _rows(setup.rows, shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(setup.seed)
-        module = make_module(config, classes, setup.folder)
-        try:
-            _check(module)
-            _materialize(module, rows)
-            _load(module, config.init if setup.reads_weights else None)
-            return ModuleBody(module, rows, config.head_layer, config.frozen)
-        except BadModule as reason:
-            raise bad_value("model.kind", config.kind, str(reason)) from reason.__cause__
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+
+    kind: str = Field(json_schema_extra={"pattern": r"\."})
+    head_layer: str | None = None
+    """Path of its head, a Linear layer such as `fc`. `none`: its output is the input of a new head.
+    Default: the last Linear layer that it calls."""
+    frozen: list[str] = Field(default=[])
+    """Parameters that are not trained and not sent: names, modules or patterns such as `layer1` or
+    `*.bn?.*`. A batch norm whose parameters are frozen keeps its running statistics."""
+    arguments: dict[str, Any] = Field(default={})
+    """Arguments that have the name of a key, such as `init`; others may be given as keys."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_keys_are_arguments(cls, values: Any) -> Any:
+        return with_arguments(values, cls.model_fields)
+
+    @field_validator("arguments")
+    @classmethod
+    def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        return check_plain(arguments)
+
+    @property
+    def weights_file(self) -> str | None:
+        """Return None, since the weights are read into the module, frozen ones included."""
+        return None
+
+    def code(self) -> list[str]:
+        """Return the dotted paths of the code that it names: the module's and its arguments'."""
+        own = [] if is_object(self.kind) or self.kind in installed_modules() else [self.kind]
+        return [*own, *_nested_kinds(self.arguments)]
+
+    def code_objects(self, folder: Path | None = None) -> list[Any]:
+        """Return the classes and functions of `code`."""
+        return [find_maker(kind, folder) for kind in self.code()]
+
+    def head_has_bias(self, body: ModuleBody) -> bool:
+        """Return whether the module's own head has a bias."""
+        return body.head_bias
+
+    def make_body(self, shape: tuple[int, ...], classes: int, setup: BodySetup) -> ModuleBody:
+        """Return the module without its head."""
+        rows = _rows(setup.rows, shape)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(setup.seed)
+            module = make_module(self, classes, setup.folder)
+            try:
+                _check(module)
+                _materialize(module, rows)
+                _load(module, self.init if setup.reads_weights else None)
+                return ModuleBody(module, rows, self.head_layer, self.frozen)
+            except BadModule as reason:
+                raise bad_value("model.kind", self.kind, str(reason)) from reason.__cause__
+
+
+def installed_modules() -> dict[str, str]:
+    """Return the dotted paths of modules of installed packages, by name."""
+    points = installed(str(MODELS.group))
+    return {name: each[0].value.replace(":", ".") for name, each in points.items()}
+
+
+def _nested_kinds(values: dict[str, Any]) -> Iterator[str]:
+    for value in values.values():
+        if isinstance(value, dict):
+            if _names_code(value):
+                yield value["kind"]
+            yield from _nested_kinds(value)
+
+
+def _names_code(value: dict[str, Any]) -> bool:
+    """Return whether an argument is a mapping with the dotted path of what it makes."""
+    return isinstance(value.get("kind"), str) and "." in value["kind"]
 
 
 def _rows(rows: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -246,7 +242,7 @@ def _value(value: Any, classes: int, folder: Path | None) -> Any:
     """Return an argument: `auto` is the number of classes, a mapping with a kind what it makes."""
     if value == AUTO:
         return classes
-    if isinstance(value, dict) and isinstance(value.get("kind"), str) and "." in value["kind"]:
+    if isinstance(value, dict) and _names_code(value):
         inner = {key: v for key, v in value.items() if key != "kind"}
         return _called(find_maker(value["kind"], folder), inner, value["kind"], classes, folder)
     return value

@@ -1,5 +1,1 @@
-"""Networks as plain modules.
-
-Those with a config section of their own (mlp, conv, alexnet, the residual networks) have no head;
-`MODULES` in perdure.config.model names others.
-"""
+"""The plain networks of this library: each a kind with its keys and its module."""

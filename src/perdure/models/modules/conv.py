@@ -3,17 +3,65 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import ClassVar
 
 from torch import nn
 
-from perdure.models.modules.mlp import Norm, hidden_layers, sequence
+from perdure.config.section import Probabilities
+from perdure.core.errors import bad_value
+from perdure.models.modules.mlp import hidden_layers
+from perdure.models.modules.plain import Image, ImageModel, Norm, dropout_rates, sequence
 
-Image = tuple[int, int, int]
-"""Channels, height and width of images."""
+
+class ConvModel(ImageModel):
+    """A small convolutional network.
+
+    Example: `model: {kind: conv, width: 8}`
+    """
+
+    dropout: Probabilities = 0.0
+    """Dropout rate, or one rate for each of the places (conv 3, alexnet 5)."""
+
+    def make_for(self, image: Image, width: int, norm: Norm) -> nn.Module:
+        """Return two 3x3 convolutions and 128 hidden units, for at least 4x4 pixels."""
+        rates = dropout_rates(self.kind, self.dropout, 3)
+        try:
+            return conv_net(image, (width, 2 * width), (3, 3), 1, (128,), rates, norm, self.bias)
+        except ImageTooSmall:
+            raise _too_small(self.kind, image) from None
+
+
+class AlexnetModel(ImageModel):
+    """The small AlexNet of the continual-learning literature.
+
+    Example: `model: {kind: alexnet, dropout: [0.2, 0.2, 0.5, 0.5, 0.5]}`
+    """
+
+    dropout: Probabilities = 0.0
+    """Dropout rate, or one rate for each of the places (conv 3, alexnet 5)."""
+
+    default_width: ClassVar[int] = 64
+
+    def make_for(self, image: Image, width: int, norm: Norm) -> nn.Module:
+        """Return convolutions of 4, 3 and 2 pixels and two layers of 2048 hidden units.
+
+        Images must have at least 19x19 pixels.
+        """
+        rates = dropout_rates(self.kind, self.dropout, 5)
+        channels = (width, 2 * width, 4 * width)
+        try:
+            return conv_net(image, channels, (4, 3, 2), 0, (2048, 2048), rates, norm, self.bias)
+        except ImageTooSmall:
+            raise _too_small(self.kind, image) from None
 
 
 class ImageTooSmall(Exception):
     """Pooling leaves nothing of the images."""
+
+
+def _too_small(kind: str, image: Image) -> Exception:
+    expected = f"a model for images as small as {image[1]}x{image[2]}, such as mlp"
+    return bad_value("model.kind", kind, expected)
 
 
 def conv_net(
@@ -56,21 +104,3 @@ def _side_after(side: int, kernels: tuple[int, ...], padding: int) -> int:
     for kernel in kernels:
         side = max(side + 2 * padding - kernel + 1, 0) // 2
     return side
-
-
-def small_conv(
-    shape: Image, width: int, dropout: tuple[float, ...], norm: Norm, bias: bool
-) -> nn.Sequential:
-    """Return two 3x3 convolutions and 128 hidden units, for images of at least 4x4 pixels."""
-    return conv_net(shape, (width, 2 * width), (3, 3), 1, (128,), dropout, norm, bias)
-
-
-def alexnet(
-    shape: Image, width: int, dropout: tuple[float, ...], norm: Norm, bias: bool
-) -> nn.Sequential:
-    """Return convolutions with kernels of 4, 3 and 2 pixels and two layers of 2048 hidden units.
-
-    Images must have at least 19x19 pixels.
-    """
-    channels = (width, 2 * width, 4 * width)
-    return conv_net(shape, channels, (4, 3, 2), 0, (2048, 2048), dropout, norm, bias)

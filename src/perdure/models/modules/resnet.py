@@ -2,17 +2,87 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perdure.models.modules.conv import Image
-from perdure.models.modules.mlp import Norm, sequence
+from perdure.models.layers import InitScheme
+from perdure.models.modules.plain import Image, ImageModel, Norm, NormKind, sequence
+
+# ------------------------------------------------------------------------------------------------
+# The kinds.
+# ------------------------------------------------------------------------------------------------
 
 _LARGE = 64
 """Side in pixels above which the first convolution also shrinks the image."""
+
+
+class ResnetModel(ImageModel):
+    """Keys and facts of residual networks."""
+
+    default_norm: ClassVar[NormKind] = "batch"
+
+
+class Resnet18Model(ResnetModel):
+    """ResNet-18.
+
+    Example: `model: {kind: resnet18, init: resnet18.safetensors}`
+    """
+
+    default_width: ClassVar[int] = 64
+    scheme: ClassVar[InitScheme] = "fan_out"
+
+    def make_for(self, image: Image, width: int, norm: Norm) -> nn.Module:
+        """Return ResNet-18; images of up to 64x64 pixels are not shrunk before the first stage."""
+        large = max(image[1:]) > _LARGE
+        stem = (7, 2) if large else (3, 1)
+        return resnet(image[0], width, (2, 2, 2, 2), norm, stem, stem_pool=large)
+
+
+class Resnet18ReducedModel(ResnetModel):
+    """The ResNet-18 with few channels of the continual-learning literature.
+
+    Example: `model: {kind: resnet18-reduced, running_stats: false}`
+    """
+
+    default_width: ClassVar[int] = 20
+
+    def make_for(self, image: Image, width: int, norm: Norm) -> nn.Module:
+        """Return the narrow ResNet-18 of FOT's appendix F.3, with 2x2 pooling before the head."""
+        stem = (3, 2 if max(image[1:]) > _LARGE else 1)
+        return resnet(image[0], width, (2, 2, 2, 2), norm, stem, pool=2)
+
+
+class Resnet20Model(ResnetModel):
+    """ResNet-20 for images of 32x32 pixels.
+
+    Example: `model: {kind: resnet20}`
+    """
+
+    scheme: ClassVar[InitScheme] = "fan_in"
+    depth: ClassVar[int] = 20
+    """Layers of the network."""
+
+    def make_for(self, image: Image, width: int, norm: Norm) -> nn.Module:
+        """Return the network of He et al. for small images, with shortcuts of option A."""
+        blocks = (self.depth - 2) // 6
+        return resnet(image[0], width, (blocks,) * 3, norm, shortcut="pad")
+
+
+class Resnet32Model(Resnet20Model):
+    """ResNet-32 for images of 32x32 pixels.
+
+    Example: `model: {kind: resnet32}`
+    """
+
+    depth: ClassVar[int] = 32
+
+
+# ------------------------------------------------------------------------------------------------
+# Their parts.
+# ------------------------------------------------------------------------------------------------
 
 Shortcut = Literal["project", "pad"]
 """If a block changes the shape: a 1x1 convolution, or subsampling with zero channels (option A)."""
@@ -102,21 +172,3 @@ def resnet(
         "pool": nn.AdaptiveAvgPool2d(1) if pool is None else AveragePool(pool),
         "flatten": nn.Flatten(),
     })  # fmt: skip
-
-
-def resnet18(shape: Image, width: int, norm: Norm) -> nn.Sequential:
-    """Return ResNet-18; images of up to 64x64 pixels are not shrunk before the first stage."""
-    large = max(shape[1:]) > _LARGE
-    stem = (7, 2) if large else (3, 1)
-    return resnet(shape[0], width, (2, 2, 2, 2), norm, stem, stem_pool=large)
-
-
-def reduced_resnet18(shape: Image, width: int, norm: Norm) -> nn.Sequential:
-    """Return the narrow ResNet-18 of FOT's appendix F.3, with 2x2 pooling before the head."""
-    stem = (3, 2 if max(shape[1:]) > _LARGE else 1)
-    return resnet(shape[0], width, (2, 2, 2, 2), norm, stem, pool=2)
-
-
-def cifar_resnet(shape: Image, width: int, norm: Norm, depth: int) -> nn.Sequential:
-    """Return ResNet-20 or -32 of He et al. for small images, with shortcuts of option A."""
-    return resnet(shape[0], width, ((depth - 2) // 6,) * 3, norm, shortcut="pad")

@@ -16,11 +16,10 @@ from perdure.core.text import argument
 from perdure.core.version import __version__
 from perdure.recipes import find_config
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_html import comparison_html
-from perdure.report.comparison_latex import OWN_NAMES, table_files
-from perdure.report.comparison_text import TableStyle, check_metrics
 from perdure.report.matplotlib_charts import figures
 from perdure.report.records import RunRecord, Selection, select_settings
+from perdure.report.table_writers import OWN_NAMES, comparison_html, table_files
+from perdure.report.tables import TableStyle, check_metrics
 from perdure.runs.compare.common_settings import (
     EngineChoice,
     choose_engine,

@@ -234,20 +234,13 @@ def reference_choices(config: Config, chosen: str) -> tuple[MethodChoice, ...]:
     features. `all`: besides these `joint` and `single`, and for a model that is not pretrained the
     heads in closed form on a body that is trained in the first task and frozen then.
     """
-    pretrained = _is_pretrained(config)
+    pretrained = config.model.is_pretrained
     raw = [MethodChoice(kind, {"inputs": "raw"}, f"{kind}-raw") for kind in CLOSED_FORM]
     features = [MethodChoice(kind) for kind in CLOSED_FORM if pretrained]
     if chosen == "closed-form":
         return (*raw, *features)
     first = [MethodChoice(k, {"train_first": True}, f"{k}-task-1") for k in CLOSED_FORM]
     return (*TRAINED, *raw, *features, *([] if pretrained else first))
-
-
-def _is_pretrained(config: Config) -> bool:
-    """Return whether the model's features mean something before any training."""
-    model = config.model
-    is_backbone = model.kind in ("vit", "text") and model.init != "random"
-    return is_backbone or model.weights_file is not None
 
 
 def _work(config: Config) -> dict[str, Any]:

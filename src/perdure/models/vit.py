@@ -1,25 +1,26 @@
-"""Encoders: vision transformers (pre-norm) and text encoders of the BERT type (post-norm)."""
+"""Vision transformer, pre-norm, as in ViT-B/16 (Dosovitskiy et al., 2021)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.functional import interpolate
 
+from perdure.config.section import PositiveInt
+from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
-from perdure.models.layers import Body, Layer, linear_layer, set_facts
+from perdure.models.backbones import BackboneModel, trained_blocks
+from perdure.models.layers import Body, BodySetup, Layer, linear_layer, set_facts
+from perdure.models.modules.plain import Image, check_image
 from perdure.models.ops import ForwardPass
+from perdure.models.pretrained import RANDOM_START
 from perdure.models.transformer import Encoder
 from perdure.models.weights import RANDOM_INIT, BackboneInit
-
-# ------------------------------------------------------------------------------------------------
-# Vision transformer, pre-norm, as in ViT-B/16 (Dosovitskiy et al., 2021).
-# ------------------------------------------------------------------------------------------------
 
 _LUMA = (0.299, 0.587, 0.114)
 
@@ -152,91 +153,63 @@ def _resize_matrix(old: int, new: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------
-# Text encoder of the BERT type, post-norm (Devlin et al., 2019), such as MiniLM.
+# The kind of model.
 # ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TextEncoder(Body):
-    """A transformer over token ids, whose feature is the mean over the real tokens.
+class VitModel(BackboneModel):
+    """A vision transformer.
 
-    MiniLM was trained with this feature as a sentence encoder. Its last step, scaling the mean to
-    length 1, is left out, since the head does not need it. Token 0 of `encode` is CLS.
+    Example: `model: {kind: vit, train_layers: 1}`
     """
 
-    encoder: Encoder
-    """The stack of blocks."""
-    vocabulary_size: int
-    """Number of token ids."""
-    positions: int
-    """Largest number of tokens per row."""
-    segment_types: int = 2
-    """Number of segment types; all tokens of a text have the first one."""
-    pad_token: int = 0
-    """Token id of padding."""
-    backbone_init: BackboneInit = RANDOM_INIT
-    """Initial weights, and the number of trained blocks."""
+    width: PositiveInt | None = None
+    """Size of a token; only with `init: random`. Default: 128."""
+    depth: PositiveInt | None = None
+    """Number of blocks; only with `init: random`. Default: 6."""
+    heads: PositiveInt | None = None
+    """Attention heads per block; only with `init: random`. Default: 4."""
+    patch: PositiveInt | None = None
+    """Height and width of a patch in pixels; only with `init: random`. Default: 7."""
 
-    def __post_init__(self) -> None:
-        """Take the facts of a body from the encoder and the initial weights."""
-        set_facts(
-            self,
-            feature_size=self.encoder.width,
-            layers=self.backbone_init.trained_layers(self, ()),  # embeddings are looked up
+    weights_type: ClassVar[str] = "vit"
+    scales_inputs: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _shape_of_random_weights_alone(self) -> VitModel:
+        for key in ("width", "depth", "heads", "patch"):
+            value = getattr(self, key)
+            if value is not None and self.init != RANDOM_START:
+                expected = "null, since the pretrained weights determine it (model.init)"
+                raise ValueError(f"{key}: must be {expected}, got {value!r}")
+        return self
+
+    def make_body(self, shape: tuple[int, ...], classes: int, setup: BodySetup) -> Vit:
+        """Return the vision transformer without its head."""
+        image = check_image(self, shape)
+        pretrained = self.pretrained(setup.card)
+        if pretrained is None:
+            return self._random(image)
+        blocks = trained_blocks(self.train_layers, pretrained.integer("num_hidden_layers"))
+        patch = pretrained.integer("patch_size", 16)
+        vit = Vit(
+            pretrained.encoder(pre_norm=True),
+            pretrained.integer("num_channels", 3),
+            pretrained.integer("image_size", 224, minimum=patch),
+            patch,
+            BackboneInit(pretrained, blocks),
         )
+        if setup.card is None:
+            vit.frozen()  # so that bad weights are refused before training
+        return vit
 
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter, trained or not."""
-        width = self.encoder.width
-        return {
-            "words": (self.vocabulary_size, width),
-            "positions": (self.positions, width),
-            "kinds": (self.segment_types, width),
-            "embedding_norm.weight": (width,),
-            "embedding_norm.bias": (width,),
-            **self.encoder.shapes,
-        }
-
-    def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """Return the initial values of the trained parameters, and no buffers."""
-        return self.backbone_init.initial_params(self, generator), {}
-
-    @property
-    def card(self) -> dict[str, Any] | None:
-        """Name, kind, config and SHA-256 of its pretrained weights, or None if it has none."""
-        return self.backbone_init.card
-
-    def frozen(self, device: torch.device | str = "cpu") -> Tensors:
-        """Return the initial values of all parameters, as constants for a frozen backbone."""
-        return self.backbone_init.constants(self, str(device))
-
-    def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """Return the embeddings [batch, N, width] of token ids [batch, N]; the first is CLS."""
-        offsets = params["positions"][: x.shape[-1]] + params["kinds"][0]
-        tokens = F.embedding(x, params["words"]) + offsets
-        return self.encoder.norm(params, tokens, "embedding_norm")
-
-    def padding(self, x: Tensor) -> Tensor | None:
-        """Return which token ids are padding, bool [batch, N]."""
-        return x == self.pad_token
-
-    @property
-    def pooled(self) -> int | None:
-        """Number of encoded tokens that `pool` needs; None for all."""
-        return None
-
-    def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return the mean of encoded tokens [batch, N, width] without padding: [batch, width]."""
-        if padding is None:
-            return hidden.mean(1)
-        real = (~padding).to(hidden.dtype)
-        return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
-
-    def features(
-        self, params: Tensors, x: Tensor, fwd: ForwardPass, tasks: int | None = None
-    ) -> Tensor:
-        """Return the mean of the encoded real tokens, [batch, width]."""
-        full, padding = self.backbone_init.all_params(self, params, str(x.device)), self.padding(x)
-        hidden = self.encoder(full, self.embed(full, x, fwd), fwd, padding=padding)
-        return self.pool(hidden, padding)
+    def _random(self, image: Image) -> Vit:
+        channels, height, width = image
+        size, heads, depth = self.width or 128, self.heads or 4, self.depth or 6
+        patch = self.patch or 7
+        if size % heads:
+            raise bad_value("model.heads", heads, f"a divisor of model.width ({size})")
+        side = -(-max(height, width) // patch) * patch
+        encoder = Encoder(size, depth, heads, 4 * size, pre_norm=True)
+        start = BackboneInit(None, trained_blocks(self.train_layers, depth))
+        return Vit(encoder, channels, side, patch, start)
