@@ -111,6 +111,25 @@ def test_copies_and_cycles(tree: house_source.Tree) -> None:
     assert house_source.long_files(tree, lines=8) == ["once.py: 17", "use.py: 12"]
 
 
+def test_files_that_a_method_needs(tmp_path: Path) -> None:
+    files = {
+        "methods/fot.py": "from house_of.methods.parts import bases\nimport house_of.core\n",
+        "methods/parts/bases.py": "from house_of.algebra.svd import svd\n",
+        "algebra/svd.py": "from house_of.methods import fot\n",
+        "methods/gpm.py": "",
+        "core.py": "from house_of.methods import gpm\n",
+    }
+    for name in ("", "methods", "methods/parts", "algebra"):
+        files[f"{name}/__init__.py".lstrip("/")] = ""
+    for name, text in files.items():
+        path = tmp_path / "house_of" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    tree = house_source.Tree(tmp_path / "house_of")
+    found = house_source.needed_files("house_of.methods.fot", tree)
+    assert sorted(found) == ["algebra/svd.py", "methods/parts/bases.py"]
+
+
 TRACED = (
     "class Method:\n    pass\n\n\n"
     "def run():\n    build(None)\n    method = build(Method())\n    begin_task()\n"

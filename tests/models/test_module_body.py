@@ -11,7 +11,7 @@ import user_modules
 from torch import Tensor, nn
 
 from perdure.core.trees import Tensors
-from perdure.methods.parts.bases import layer_columns
+from perdure.methods.parts.protected_layers import layer_columns
 from perdure.models import ForwardPass
 from perdure.models.adapter import module_body
 from perdure.models.adapter.module_body import ModuleBody
