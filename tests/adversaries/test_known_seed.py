@@ -21,7 +21,7 @@ from in_process import in_process_engine, no_secrets
 
 from perdure.algebra.sketches import GramAccumulator
 from perdure.core.rng import Rng
-from perdure.federation.node.secrets import SecretDraws
+from perdure.federation.node.uploads import SecretDraws
 from perdure.methods.fot import FOT
 from perdure.runs.run import run
 

@@ -11,7 +11,7 @@ import numpy as np
 from perdure.contract.uploads import Upload
 from perdure.core.rng import Rng
 from perdure.core.trees import Tree
-from perdure.privacy.secagg import messages, shamir
+from perdure.privacy.secagg import messages
 from perdure.privacy.secagg.journal import MIN_CLIENTS
 from perdure.privacy.secagg.keys import (
     PairSecrets,
@@ -19,6 +19,7 @@ from perdure.privacy.secagg.keys import (
     commit,
     expand_mask,
     seal,
+    split_secret,
     unseal,
     xor,
 )
@@ -241,7 +242,7 @@ class SecAggClient:
         def coefficient(power: int) -> int:
             return int.from_bytes(random[(power - 1) * size : power * size], "little")
 
-        shares = shamir.share(seed, list(points.values()), request.threshold, coefficient)
+        shares = split_secret(seed, list(points.values()), request.threshold, coefficient)
         return {client: shares[point] for client, point in points.items()}
 
     # ---- opening a sum after a dropout
