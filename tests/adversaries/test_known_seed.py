@@ -68,9 +68,9 @@ SYMMETRIC_ROOT = GramAccumulator.root
 
 def raw_columns(accumulator):
     """The root of perdure 0.3: of few examples, the examples themselves."""
-    if accumulator._gram is not None:
+    if accumulator.gram is not None:
         return SYMMETRIC_ROOT(accumulator)
-    return torch.cat(accumulator._blocks, dim=1)
+    return torch.cat(accumulator.blocks, dim=1)
 
 
 def derived_generators():

@@ -197,7 +197,7 @@ class SecAggClient:
             )
 
     def _masked_row(self, request: SumRequest, fields: Upload, row: Row) -> messages.MaskedRow:
-        pairs, seed = self._pair_secrets(request), self._self_seed(request)
+        pairs, seed = self.pair_secrets(request), self.self_seed(request)
         masked = request.fixed_point.encode(row)
         masked += expand_mask(seed, len(masked), request.fixed_point)
         for peer, pair in pairs.items():
@@ -220,14 +220,14 @@ class SecAggClient:
             pads={p: pair.peer_pad for p, pair in pairs.items()} if request.single_message else {},
         )
 
-    def _pair_secrets(self, request: SumRequest) -> dict[int, PairSecrets]:
+    def pair_secrets(self, request: SumRequest) -> dict[int, PairSecrets]:
         return {
             peer: self.keys.pair_secrets(peer, request.public_keys[peer], request.digest)
             for peer in request.clients
             if peer != self.client
         }
 
-    def _self_seed(self, request: SumRequest) -> bytes:
+    def self_seed(self, request: SumRequest) -> bytes:
         """Return the seed of the self-mask."""
         return self.keys.secret("perdure self-mask", request.digest)
 
@@ -284,7 +284,7 @@ class SecAggClient:
                 f"client {self.client}: the survivors were final when it gave its shares"
             )
         record.survivors = set(message.survivors)
-        pairs = self._pair_secrets(record.request)
+        pairs = self.pair_secrets(record.request)
         seeds = {p: pair.seed for p, pair in pairs.items() if p not in record.survivors}
         return messages.PairSeeds(self.client, message.request_digest, seeds)
 
@@ -296,12 +296,12 @@ class SecAggClient:
             raise UnsafeRequest(
                 f"client {self.client}: the final survivors differ from those of its last answer"
             )
-        pairs, request = self._pair_secrets(record.request), record.request
+        pairs, request = self.pair_secrets(record.request), record.request
         sealed = message.sealed_shares
         if set(sealed) != set(survivors) - {self.client}:
             raise MalformedMessage(f"client {self.client}: not one share of each other survivor")
         shares = {peer: unseal(pairs[peer].receive_key, text) for peer, text in sealed.items()}
-        shares[self.client] = self._seed_shares(request, self._self_seed(request))[self.client]
+        shares[self.client] = self._seed_shares(request, self.self_seed(request))[self.client]
         record.unmasked = survivors
         return messages.SeedShares(self.client, message.request_digest, shares)
 
