@@ -9,7 +9,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "perdure"
@@ -295,6 +295,25 @@ def cycles(tree: Tree) -> Items:
     return [tree.paths[module] for module, found in reached.items() if module in found]
 
 
+def needed_files(module: str, tree: Tree) -> Items:
+    """List the files of methods and algebra that one opens to read a module of methods.
+
+    They are those that it imports, directly or through such files; packages' own files do not
+    count.
+    """
+    found, new = set[str](), {module}
+    while new:
+        named = {name for each in new for name in tree.imports(tree.nodes[each])}
+        paths = {name: tree.paths[name] for name in named}
+        found |= new
+        new = {
+            name
+            for name, path in paths.items()
+            if path.startswith(("methods/", "algebra/")) and not path.endswith("__init__.py")
+        } - found
+    return [tree.paths[name] for name in found - {module}]
+
+
 SOURCE_MEASURES: dict[str, Callable[[Tree], Items]] = {
     "files with one importer": one_importer,
     "second dispatches": second_dispatch,
@@ -302,4 +321,6 @@ SOURCE_MEASURES: dict[str, Callable[[Tree], Items]] = {
     "compat modules": compat_modules,
     "long files": long_files,
     "files in import cycles": cycles,
+    "files that FOT needs": partial(needed_files, "perdure.methods.fot"),
+    "files that FedProTIP needs": partial(needed_files, "perdure.methods.fedprotip"),
 }

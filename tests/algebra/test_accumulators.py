@@ -10,8 +10,8 @@ from scipy.linalg import sqrtm
 from torch.nn import functional as F
 
 from perdure.algebra.sketches import ColumnSample, GramAccumulator
-from perdure.methods.parts import bases as layer_inputs
-from perdure.methods.parts.bases import layer_columns
+from perdure.methods.parts import protected_layers
+from perdure.methods.parts.protected_layers import column_blocks, layer_columns
 from perdure.models.layers import Layer, conv_layer, linear_layer
 from perdure.models.stacked import ConvGeometry
 
@@ -74,8 +74,8 @@ def test_blocks_of_columns_are_small_and_in_order(
         torch.randn(5, 3, 9, 7),
         conv_layer("c.weight", (5, 3, kernel, kernel), ConvGeometry()),
     )
-    monkeypatch.setattr(layer_inputs, "_BLOCK_VALUES", 2 * x[0].numel() * kernel**2)
-    blocks = list(layer_inputs.column_blocks(x, layer))
+    monkeypatch.setattr(protected_layers, "BLOCK_VALUES", 2 * x[0].numel() * kernel**2)
+    blocks = list(column_blocks(x, layer))
     assert len(blocks) == 3
     assert torch.equal(torch.cat(blocks, dim=1), layer_columns(x, layer))
 

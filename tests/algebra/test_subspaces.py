@@ -15,10 +15,8 @@ from perdure.algebra.subspaces import (
     extend_basis,
     new_directions,
     principal_directions,
-    project_onto,
     project_out,
     project_out_columns,
-    project_out_rows,
     projector,
 )
 
@@ -43,9 +41,9 @@ def test_projections_equal_those_of_numpy() -> None:
     matrix = torch.tensor(np.random.default_rng(1).normal(size=(4, 7)), dtype=torch.float32)
     inside = onto(basis)
     expected = matrix.double().numpy() @ (np.eye(7) - inside)
-    np.testing.assert_allclose(project_out_rows(matrix, basis).numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(project_out(matrix, {"basis": basis}).numpy(), expected, atol=1e-6)
     np.testing.assert_allclose(
-        project_onto(matrix, basis).numpy(), matrix.double().numpy() @ inside, atol=1e-6
+        project_out(matrix, {"free": basis}).numpy(), matrix.double().numpy() @ inside, atol=1e-6
     )
     np.testing.assert_allclose(project_out_columns(matrix.T, basis).numpy(), expected.T, atol=1e-6)
 
@@ -112,7 +110,7 @@ def test_a_subspace_projects_like_a_plain_basis(size: int, steps: list[int], see
     assert space.rank == basis.shape[1]
     assert space.size == size
     assert next(iter(space.tree().values())).shape[1] <= size // 2 or 2 * space.rank <= size
-    expected = project_out_rows(matrix, basis)
+    expected = project_out(matrix, {"basis": basis})
     torch.testing.assert_close(space.project_out_rows(matrix), expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(
         space.project_out_columns(matrix.T), expected.T, atol=2e-5, rtol=1e-4

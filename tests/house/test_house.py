@@ -6,21 +6,17 @@ import json
 import sys
 from pathlib import Path
 
+import house_source
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import house_source
 
 import house
 
 RECORDED = json.loads(house.SHAPE.read_text(encoding="utf-8"))
 
 
-def test_the_shape_has_not_risen() -> None:
-    measures, _ = house.shape(house.TRACED[:1])
-    assert house.risen(measures, RECORDED) == []
+def test_the_shape_has_not_risen(traced: tuple[dict[str, int], dict[str, list[str]]]) -> None:
+    assert house.risen(traced[0], RECORDED) == []
 
 
 @pytest.mark.slow
@@ -113,6 +109,25 @@ def test_copies_and_cycles(tree: house_source.Tree) -> None:
     assert house_source.duplicates(tree) == ["once.py:4: one", "once.py:10: two"]
     assert house_source.cycles(tree) == ["once.py", "use.py"]
     assert house_source.long_files(tree, lines=8) == ["once.py: 17", "use.py: 12"]
+
+
+def test_files_that_a_method_needs(tmp_path: Path) -> None:
+    files = {
+        "methods/fot.py": "from house_of.methods.parts import bases\nimport house_of.core\n",
+        "methods/parts/bases.py": "from house_of.algebra.svd import svd\n",
+        "algebra/svd.py": "from house_of.methods import fot\n",
+        "methods/gpm.py": "",
+        "core.py": "from house_of.methods import gpm\n",
+    }
+    for name in ("", "methods", "methods/parts", "algebra"):
+        files[f"{name}/__init__.py".lstrip("/")] = ""
+    for name, text in files.items():
+        path = tmp_path / "house_of" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    tree = house_source.Tree(tmp_path / "house_of")
+    found = house_source.needed_files("house_of.methods.fot", tree)
+    assert sorted(found) == ["algebra/svd.py", "methods/parts/bases.py"]
 
 
 TRACED = (

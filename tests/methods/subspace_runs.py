@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from prompt_runs import merged_section
 
 from perdure.config import parse
@@ -85,3 +86,17 @@ def local_change(
     """What one client's local steps change."""
     training = training_of(experiment, state, broadcast)
     return subtract(train_client(training, client)[0], client.params)
+
+
+def interference(change: Tensors, spaces: dict[str, Tensors]) -> float:
+    """Return ||D O|| / ||D|| over the protected layers: 0 if no protected input is disturbed."""
+    inside, whole = 0.0, 0.0
+    for name, space in spaces.items():
+        if name in change:
+            value = change[name].double().flatten(1)
+            ((form, matrix),) = space.items()
+            onto = matrix.double() @ matrix.double().T
+            onto = onto if form == "basis" else torch.eye(len(onto)).double() - onto
+            inside += float((value @ onto).square().sum())
+            whole += float(value.square().sum())
+    return float((inside / max(whole, 1e-300)) ** 0.5)

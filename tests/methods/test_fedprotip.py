@@ -13,6 +13,7 @@ import yaml
 from subspace_runs import (
     clients_of,
     experiment_of,
+    interference,
     local_change,
     next_task,
     second_task,
@@ -27,8 +28,8 @@ from perdure.contract.step import target_losses
 from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods.fedprotip import FedProTIP
-from perdure.methods.parts.bases import PrincipalBasis, bases_field
-from perdure.methods.parts.protected_layers import ProjectionRecord, interference, layer_subspace
+from perdure.methods.parts.client_bases import PrincipalBasis
+from perdure.methods.parts.protected_layers import ProjectionRecord, layer_subspace
 from perdure.methods.registry import build
 from perdure.training.loop import begin_task
 from perdure.training.round import train_round
@@ -223,9 +224,9 @@ def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:
     singular = torch.tensor([4.0, 2.0, 1.0, 0.5])
     sent = []
     for signs in ([1, 1, 1, 1], [-1, 1, -1, 1]):
-        basis = PrincipalBasis(directions * torch.tensor(signs), singular)
+        basis = PrincipalBasis(directions * torch.tensor(signs), singular, 1.0)
         generator = torch.Generator().manual_seed(1)
-        sent.append(bases_field({"x": basis}, 7, generator).value["x"])
+        sent.append(basis.sketch(7, generator))
     torch.testing.assert_close(*sent)
 
 

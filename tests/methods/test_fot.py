@@ -10,7 +10,15 @@ import pytest
 import torch
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
-from subspace_runs import SMALL, clients_of, experiment_of, next_task, second_task, train_task
+from subspace_runs import (
+    SMALL,
+    clients_of,
+    experiment_of,
+    interference,
+    next_task,
+    second_task,
+    train_task,
+)
 
 import perdure
 from perdure.contract import Change, Client, ClientResult, CollectedUploads, Context, Server, Sum
@@ -20,7 +28,6 @@ from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods.fot import FOT, ProtectedState
 from perdure.methods.parts.protected_layers import (
-    interference,
     layer_subspace,
     layers_shared_by_tasks,
 )

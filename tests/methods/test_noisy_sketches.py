@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,14 +9,14 @@ import torch
 from subspace_runs import SMALL, experiment_of, train_task
 
 import perdure
+from perdure.algebra.sketches import sketch_spectrum
 from perdure.algebra.subspaces import Subspace
 from perdure.contract import CollectedUploads
 from perdure.contract.exchanges import split_exchanges
-from perdure.contract.states import from_tree, to_tree
-from perdure.methods.fot import FOT, ProtectedState
-from perdure.methods.parts.bases import client_directions, fixed_rule
-from perdure.methods.parts.pooled_bases import joined_directions
-from perdure.methods.parts.sketches import sketch_spectrum
+from perdure.methods.fot import FOT
+from perdure.methods.parts.client_bases import LARGEST_MOMENT, SummedBases
+from perdure.methods.parts.protected_layers import FEATURES
+from perdure.methods.parts.routing import summed_directions
 from perdure.models.layers import Layer
 from perdure.training.loop import begin_task
 
@@ -51,7 +50,8 @@ def test_fractions_are_within_the_norm_that_fot_declares() -> None:
     begin_task(experiment, state)
     exchange = split_exchanges(FOT().exchanges(experiment.context(state))).ending[0]
     assert exchange.clip_norms == {"shares": pytest.approx(3**0.5)}
-    assert FOT(rank_rule="energy").fraction_norms(FOT().protected_layers(experiment.network)) == {}
+    energy = FOT(rank_rule="energy").exchanges(experiment.context(state))
+    assert split_exchanges(energy).ending[0].clip_norms == {}
 
 
 def test_a_combination_keeps_the_declared_norm_under_the_name_of_its_part() -> None:
@@ -129,11 +129,10 @@ def test_noise_inside_the_protected_space_is_left_out() -> None:
 
 def test_summed_bases_of_fedprotip_are_cut_at_the_noise() -> None:
     _, sketch = noisy(sigma=1.0)
-    layer = Layer("a", "linear", 40, 0, bias=False)
-    uploads = CollectedUploads({"bases": {"a": sketch}}, {"bases": 4.0})
-    assert client_directions(uploads, layer, fixed_rule(20)).shape[1] == 20
+    uploads = CollectedUploads({"bases": {FEATURES: sketch}}, {"bases": 4.0})
+    assert summed_directions(uploads, 20).shape[1] == 20
     uploads.noise = {"bases": 1.0}
-    assert client_directions(uploads, layer, fixed_rule(20)).shape[1] == 3
+    assert summed_directions(uploads, 20).shape[1] == 3
 
 
 @pytest.mark.parametrize("kind", ["sketch", "moment"])
@@ -143,14 +142,7 @@ def test_summed_directions_of_fedprotip_are_cut_at_the_noise(kind: str) -> None:
     energies = torch.tensor([3e3, 3e3])
     sums = {"directions": {f"a/{kind}": matrix, "a/energies": energies}}
     uploads = CollectedUploads(sums, {"directions": 4.0})
-    assert joined_directions(uploads, "a", 0.9999, "pooled").shape[1] > 3
+    layer, bases = Layer("a", "linear", 40, 0, bias=False), SummedBases(40, LARGEST_MOMENT)
+    assert bases.directions(uploads, layer, 0.9999).shape[1] > 3
     uploads.noise = {"directions": 1.0}
-    assert joined_directions(uploads, "a", 0.9999, "pooled").shape[1] == 3
-
-
-def test_a_checkpoint_of_an_earlier_version_is_read() -> None:
-    tree = to_tree(ProtectedState({"a": {"basis": torch.eye(2)}}, 5, ["b"]))
-    assert from_tree(ProtectedState, tree).drowned == ["b"]
-    del tree["drowned"]
-    assert from_tree(ProtectedState, tree).drowned == []
-    assert {f.name for f in fields(ProtectedState)} == {*tree, "drowned"}
+    assert bases.directions(uploads, layer, 0.9999).shape[1] == 3

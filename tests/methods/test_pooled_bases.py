@@ -14,15 +14,14 @@ from torch import Tensor
 
 from perdure.algebra.subspaces import Subspace, covering_rank, energy_rank
 from perdure.contract import CollectedUploads
-from perdure.methods.parts.pooled_bases import (
+from perdure.methods.parts.client_bases import (
     InputDirections,
+    PooledBases,
+    SequentialBases,
+    SummedBases,
     input_directions,
-    joined_directions,
-    pooled_directions,
-    sequential_directions,
-    summed_field,
-    united_directions,
 )
+from perdure.models.layers import Layer
 
 SIZE = 60
 
@@ -51,33 +50,33 @@ def test_the_rank_does_not_grow_with_the_number_of_clients(clients: int, thresho
     inputs = decaying_inputs(800)
     none = Subspace.empty(SIZE)
     sent = [input_directions(part, none, threshold) for part in split(inputs, clients)]
-    rank = pooled_directions(sent, threshold).shape[1]
+    rank = PooledBases().join(sent, threshold).shape[1]
     assert abs(rank - pooled_rank(inputs, threshold)) <= max(1, 0.15 * rank)
-    assert rank <= sequential_directions(sent, threshold).shape[1]
+    assert rank <= SequentialBases().join(sent, threshold).shape[1]
 
 
 def test_the_union_fills_the_space_with_the_tails_of_many_clients() -> None:
     parts = [decaying_inputs(40, seed) for seed in range(20)]
     sent = [input_directions(part, Subspace.empty(SIZE), 0.95) for part in parts]
-    union = torch.linalg.matrix_rank(united_directions(sent))
-    assert union > 1.5 * pooled_directions(sent, 0.95).shape[1]
+    union = torch.linalg.matrix_rank(torch.cat([client.scaled for client in sent], dim=1))
+    assert union > 1.5 * PooledBases().join(sent, 0.95).shape[1]
 
 
 def test_pooled_directions_cover_the_threshold_of_all_inputs() -> None:
     inputs, threshold = decaying_inputs(600), 0.9
     sent = [input_directions(part, Subspace.empty(SIZE), threshold) for part in split(inputs, 4)]
-    basis = pooled_directions(sent, threshold)
+    basis = PooledBases().join(sent, threshold)
     inside = (basis.T @ inputs.double()).square().sum() / inputs.double().square().sum()
     assert threshold - 0.01 <= inside <= threshold + 0.03
 
 
-@pytest.mark.parametrize("rule", [pooled_directions, sequential_directions])
-def test_protected_inputs_count_as_covered_and_are_not_sent_again(rule: object) -> None:
+@pytest.mark.parametrize("bases", [PooledBases(), SequentialBases()])
+def test_protected_inputs_count_as_covered_and_are_not_sent_again(bases: PooledBases) -> None:
     inputs = decaying_inputs(400)
     left = torch.linalg.svd(inputs, full_matrices=False)[0]
     protected = Subspace.of(left[:, :12].contiguous())
     sent = [input_directions(part, protected, 0.9) for part in split(inputs, 3)]
-    basis = rule(sent, 0.9)  # type: ignore[operator]
+    basis = bases.join(sent, 0.9)
     assert float((left[:, :12].T.double() @ basis).abs().max()) < 1e-5
     assert 12 + basis.shape[1] >= pooled_rank(inputs, 0.9) - 1
 
@@ -126,7 +125,7 @@ def test_ranks_of_digits_are_within_15_percent_of_pooled_data(
     parts = [rows[index].T for index in dealt(y, clients, alpha)]
     sent = [input_directions(part, none, threshold) for part in parts]
     expected = pooled_rank(rows.T, threshold)
-    assert abs(pooled_directions(sent, threshold).shape[1] - expected) <= 0.15 * expected
+    assert abs(PooledBases().join(sent, threshold).shape[1] - expected) <= 0.15 * expected
 
 
 @pytest.mark.parametrize("threshold", [0.7, 0.95])
@@ -137,13 +136,14 @@ def test_the_threshold_of_sums_is_applied_once(threshold: float, largest_moment:
     rows = torch.from_numpy((x - x.mean()) / x.std()).float()
     known = Subspace.of(torch.linalg.svd(rows.T, full_matrices=False)[0][:, :2].contiguous())
     total: dict[str, Tensor] = {}
+    bases = SummedBases(600, largest_moment)
     for number, index in enumerate(dealt(y, 5, 0.5)):
         described = {"fc1": input_directions(rows[index].T, known, 1.0)}
         generator = torch.Generator().manual_seed(number)
-        field = summed_field(described, 600, generator, largest_moment)
+        field = bases.summand(described, generator)
         total = {name: total.get(name, 0) + value for name, value in field.value.items()}
     uploads = CollectedUploads(sums={"directions": total})
-    found = joined_directions(uploads, "fc1", threshold, "pooled")
+    found = bases.directions(uploads, Layer("fc1", "linear", 64, 0, bias=False), threshold)
     left = known.project_out_columns(rows.T.double())
     left = left - found @ (found.T @ left)
     covered = 1 - float(left.square().sum() / rows.double().square().sum())
@@ -170,4 +170,4 @@ def test_ranks_of_mnist_are_within_15_percent_of_pooled_data(
         for part in parts
     ]
     expected = pooled_rank(rows.T, 0.9)
-    assert abs(pooled_directions(sent, 0.9).shape[1] - expected) <= 0.15 * expected
+    assert abs(PooledBases().join(sent, 0.9).shape[1] - expected) <= 0.15 * expected

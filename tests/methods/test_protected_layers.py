@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from subspace_runs import interference
 from torch.nn import functional as F
 
 from perdure.contract import ProjectOut
 from perdure.contract.transforms import project_out_all
 from perdure.methods.parts.protected_layers import (
     add_directions,
-    interference,
     layer_subspace,
     used_fraction,
 )

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from subspace_runs import experiment_of
 
 from perdure.methods.parts import routing
-from perdure.methods.parts.routing import alike_tasks
+from perdure.methods.parts.gaussian_router import alike_tasks
 from perdure.training.loop import run_stream
 
 

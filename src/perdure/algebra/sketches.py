@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from perdure.algebra.subspaces import Subspace, principal_directions
 
 # ------------------------------------------------------------------------------------------------
 # Gaussian sketches: random mixtures of columns that keep the columns' principal directions.
@@ -36,21 +39,26 @@ def gaussian_sketch(columns: Tensor, size: int, generator: torch.Generator) -> T
 # ------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class GramAccumulator:
     """Accumulates X X^T of a matrix X whose columns arrive in blocks, holding at most d columns."""
 
-    def __init__(self) -> None:
-        self._blocks: list[Tensor] = []
-        self._gram: Tensor | None = None
+    blocks: list[Tensor] = field(default_factory=list)
+    gram: Tensor | None = None
 
     def add(self, block: Tensor) -> None:
         """Add n columns, float [d, n]."""
-        self._blocks.append(block)
-        if sum(columns.shape[1] for columns in self._blocks) > block.shape[0]:
-            for columns in self._blocks:
-                gram = _gram(columns)
-                self._gram = gram if self._gram is None else self._gram + gram
-            self._blocks = []
+        self.blocks.append(block)
+        if sum(columns.shape[1] for columns in self.blocks) > block.shape[0]:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Add the product of each block to X X^T, and drop the blocks."""
+        for block in self.blocks:
+            columns = block.double()
+            gram = columns @ columns.T
+            self.gram = gram if self.gram is None else self.gram + gram
+        self.blocks = []
 
     def root(self) -> Tensor:
         """Return the symmetric root R = (X X^T)^(1/2), float [d, d].
@@ -59,35 +67,28 @@ class GramAccumulator:
         with them a sketch of R. Its columns are mixtures of all columns of X, so that a sketch of R
         never has single columns of X in it, however few there are.
         """
-        if self._gram is None:
-            columns = torch.cat(self._blocks, dim=1).double()
+        if self.gram is None:
+            columns = torch.cat(self.blocks, dim=1).double()
             vectors, lengths, _ = torch.linalg.svd(columns, full_matrices=False)
-            return _symmetric(vectors, lengths)
-        grams = map(_gram, self._blocks)
-        values, vectors = torch.linalg.eigh(sum(grams, start=self._gram))
-        return _symmetric(vectors, values.clamp(min=0).sqrt())
+        else:
+            self._fold()
+            values, vectors = torch.linalg.eigh(self.gram)
+            lengths = values.clamp(min=0).sqrt()
+        root: Tensor = (vectors * lengths) @ vectors.T
+        return root.float()
 
 
-def _symmetric(vectors: Tensor, values: Tensor) -> Tensor:
-    """Return V diag(values) V^T, in single precision."""
-    return ((vectors * values) @ vectors.T).float()
-
-
-def _gram(columns: Tensor) -> Tensor:
-    columns = columns.double()
-    return columns @ columns.T
-
-
+@dataclass
 class ColumnSample:
     """A uniform sample without replacement of at most `count` of all added columns.
 
     Each column gets a random number, and those with the smallest numbers are kept.
     """
 
-    def __init__(self, count: int, generator: torch.Generator) -> None:
-        self._count, self._generator = count, generator
-        self._columns: Tensor | None = None
-        self._keys = torch.zeros(0)
+    _count: int
+    _generator: torch.Generator
+    _columns: Tensor | None = None
+    _keys: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def add(self, block: Tensor) -> None:
         """Add n columns, float [d, n]."""
@@ -168,3 +169,44 @@ def signal_energy(singular: Tensor, rows: int, columns: int, sigma: float) -> fl
     """
     total = float(singular.double().square().sum()) - sigma**2 * rows * columns
     return max(total, float(signal_values(singular, rows, columns, sigma).square().sum()))
+
+
+@dataclass(frozen=True)
+class SketchSpectrum:
+    """Principal directions of a matrix, with the singular values of what is not noise."""
+
+    directions: Tensor
+    """double [d, r]: orthonormal columns, in the order of their singular values."""
+    singular: Tensor
+    """double [r]: singular values, without the noise. 0 for directions that are noise."""
+    energy: float
+    """Squared norm of the matrix, without the noise; that below the noise's edge is included."""
+
+    @property
+    def rank(self) -> int:
+        """The number of directions that are not noise."""
+        return int((self.singular > 0).sum())
+
+
+def sketch_spectrum(
+    matrix: Tensor, sigma: float = 0.0, subspace: Subspace | None = None
+) -> SketchSpectrum:
+    """Return the principal directions of a matrix with Gaussian noise.
+
+    Args:
+        matrix: Float [d, n].
+        sigma: Standard deviation of the noise on each entry. 0: all singular values count.
+        subspace: A subspace that only noise has a component in, which is removed with the noise.
+
+    """
+    if not sigma:
+        directions, singular = principal_directions(matrix)
+        return SketchSpectrum(directions, singular, float(singular.square().sum()))
+    rows, columns = matrix.shape
+    if subspace is not None:
+        matrix, rows = subspace.project_out_columns(matrix), rows - subspace.rank
+    if rows == 0:
+        return SketchSpectrum(matrix[:, :0].double(), torch.zeros(0, dtype=torch.float64), 0.0)
+    directions, singular = principal_directions(matrix)
+    energy = signal_energy(singular, rows, columns, sigma)
+    return SketchSpectrum(directions, signal_values(singular, rows, columns, sigma), energy)

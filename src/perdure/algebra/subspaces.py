@@ -22,16 +22,6 @@ TOLERANCE = 1e-6
 """Directions shorter than this fraction of the longest one are rounding."""
 
 
-def project_out_rows(matrix: Tensor, basis: Tensor) -> Tensor:
-    """Return D - (D O) O^T: the rows of D without their component in span(O)."""
-    return matrix - (matrix @ basis) @ basis.T
-
-
-def project_onto(matrix: Tensor, basis: Tensor) -> Tensor:
-    """Return (D N) N^T: the component of the rows of D in span(N)."""
-    return (matrix @ basis) @ basis.T
-
-
 def project_out_columns(columns: Tensor, basis: Tensor) -> Tensor:
     """Return X - O O^T X: the columns of X without their component in span(O)."""
     return columns - basis @ (basis.T @ columns)
@@ -108,7 +98,7 @@ def projector(tree: Tensors) -> Tensors:
 
 
 def project_out(matrix: Tensor, tree: Tensors) -> Tensor:
-    """Return the rows of a matrix without their component in a subspace.
+    """Return the rows of a matrix without their component in a subspace: D - (D O) O^T.
 
     Args:
         matrix: Rows, float [..., d].
@@ -117,7 +107,9 @@ def project_out(matrix: Tensor, tree: Tensors) -> Tensor:
     """
     if "projector" in tree:
         return matrix @ tree["projector"]
-    return Subspace.from_tree(tree).project_out_rows(matrix)
+    if "free" in tree:
+        return (matrix @ tree["free"]) @ tree["free"].T
+    return matrix - (matrix @ tree["basis"]) @ tree["basis"].T
 
 
 @dataclass(frozen=True)
@@ -175,16 +167,19 @@ class Subspace:
         assert self.free is not None
         return self.size - self.free.shape[1]
 
+    @property
+    def fraction(self) -> float:
+        """The part of the space's dimensions that the subspace takes."""
+        return self.rank / self.size
+
     def project_out_rows(self, matrix: Tensor) -> Tensor:
         """Return the rows of a matrix without their component in the subspace."""
-        if self.basis is not None:
-            return project_out_rows(matrix, self.basis)
-        assert self.free is not None
-        return project_onto(matrix, self.free)
+        return project_out(matrix, self.tree())
 
     def project_out_columns(self, columns: Tensor) -> Tensor:
         """Return columns without their component in the subspace."""
-        return self._like(columns).project_out_rows(columns.T).T
+        tree = {form: half.to(columns) for form, half in self.tree().items()}
+        return project_out(columns.T, tree).T
 
     def extended(self, candidates: Tensor) -> tuple[Subspace, Tensor]:
         """Return the sum with the span of candidates, float [d, n], and its new directions."""
@@ -195,11 +190,6 @@ class Subspace:
         assert self.free is not None
         rest = self.free.double() @ complement(self.free.double().T @ new.double())
         return Subspace(free=rest.to(self.free.dtype)), new
-
-    def _like(self, columns: Tensor) -> Subspace:
-        return Subspace(
-            *(None if half is None else half.to(columns) for half in (self.basis, self.free))
-        )
 
 
 # ------------------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from perdure.core.errors import UserError
 
 UNIONS: dict[str, tuple[str, Any]] = {
     "data": ("source", DataConfig),
-    "clients.partition": ("kind", PartitionConfig),
 }
 """By section the key that chooses its class, and the union of its classes."""
 
 
 KIND_SECTIONS: dict[str, type[KindSection]] = {
     "stream": StreamConfig,
+    "clients.partition": PartitionConfig,
     "model": ModelConfig,
     "train.optimizer": OptimizerConfig,
     "train.schedule": Schedule,

@@ -68,6 +68,11 @@ class StreamConfig(KindSection):
         raise NotImplementedError
 
     @property
+    def distinct_tasks(self) -> bool:
+        """Whether a task is one distribution, which can have its own outputs, unlike in a pool."""
+        return self.resembles != "pool"
+
+    @property
     def is_open(self) -> bool:
         """Whether something that the first tasks depend on is found from all tasks."""
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from perdure.core.trees import Tensors, Tree
 from perdure.data.examples import AnyExamples
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass
+
+log = logging.getLogger(__name__)
 
 # ------------------------------------------------------------------------------------------------
 # Small groups: classes of which a client has too few rows to send anything about them.
@@ -88,6 +91,14 @@ class Context:
     def draw(self, purpose: str) -> torch.Generator:
         """Return the server's random generator for one purpose in this round."""
         return self.rng.torch_generator(purpose, self.task, self.round)
+
+
+def warn_nothing_sent(method: str, context: Context, consequence: str) -> None:
+    """Log that no client sent what an exchange of a task collects."""
+    log.warning(
+        "task %d: %s: no client has enough rows (privacy.min_rows) to send anything, so that %s",
+        context.task + 1, method, consequence,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

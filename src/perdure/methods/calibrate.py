@@ -35,7 +35,7 @@ from perdure.algebra.class_statistics import (
     shrink,
 )
 from perdure.config.section import Search
-from perdure.contract.context import Client, Context, Server
+from perdure.contract.context import Client, Context, Server, warn_nothing_sent
 from perdure.contract.exchanges import Exchange, OncePerTask, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
@@ -49,7 +49,6 @@ from perdure.methods.parts.closed_form import (
     counts_of_task,
     fit_drift,
     stored_class_sums,
-    warn_nothing_sent,
     warn_of_missing_classes,
 )
 from perdure.models.network import Network

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-
-from perdure.algebra.subspaces import Subspace, extend_basis
-from perdure.config.section import Fixed, Fraction, PositiveInt, Probability, Search
+from perdure.algebra.subspaces import Subspace, energy_rank, extend_basis, principal_directions
+from perdure.config.section import Fixed, Fraction, PositiveInt, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
-from perdure.contract.method import Method
 from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tensors
-from perdure.methods.parts.bases import gpm_rule, principal_basis, sample_layer_inputs, threshold_at
-from perdure.methods.parts.protected_layers import layers_shared_by_tasks, trainable_names
+from perdure.methods.parts.protected_layers import (
+    ProtectsLayers,
+    layers_shared_by_tasks,
+    sample_layer_inputs,
+    trainable_names,
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class LocalBases:
 
 
 @dataclass(frozen=True)
-class GPM(Method):
+class GPM(ProtectsLayers):
     """Gradient projection memory on every client: each client projects its own local steps.
 
     At a task's end every client extends, per layer, an orthonormal basis M of its inputs until it
@@ -50,8 +51,6 @@ class GPM(Method):
     threshold: Annotated[Fraction, Search(0.6, 0.99)] = 0.95
     """Fraction of a layer's input energy that the bases must cover (GPM's epsilon_th), in (0,
     1]."""
-    threshold_increment: Annotated[Probability, Fixed()] = 0.0
-    """Added to `threshold` with each task."""
     max_columns: Annotated[PositiveInt, Fixed()] = 512
     """Maximum number of input columns per layer that a client decomposes."""
     max_examples: Annotated[PositiveInt, Fixed()] = 1280
@@ -82,21 +81,14 @@ class GPM(Method):
 
     def extend_bases(self, client: Client) -> ClientResult:
         """Return the bases, with the principal directions of this task's layer inputs added."""
-        context = client.context
-        layers, rule = (
-            layers_shared_by_tasks(context.network),
-            gpm_rule(self.threshold_at(context.task)),
-        )
-        inputs = sample_layer_inputs(
-            client, layers, self.max_examples, self.max_columns, client.draw("gpm")
-        )
+        layers = layers_shared_by_tasks(client.context.network)
+        threshold, generator = self.threshold_at(client.context.task), client.draw("gpm")
+        inputs = sample_layer_inputs(client, layers, self.max_examples, self.max_columns, generator)
         bases: Tensors = {}
         for name, columns in inputs.items():
-            old: Tensor = client.state.bases.get(name, columns[:, :0])
-            new = principal_basis(columns, Subspace.of(old), rule)
-            bases[name] = extend_basis(old, new.directions)
+            basis = client.state.bases.get(name, columns[:, :0])
+            outside = Subspace.of(basis).project_out_columns(columns.double())
+            directions, singular = principal_directions(outside)
+            rank = energy_rank(singular, threshold, float(columns.double().square().sum()))
+            bases[name] = extend_basis(basis, directions.float().to(columns)[:, :rank])
         return ClientResult(state=LocalBases(bases))
-
-    def threshold_at(self, task: int) -> float:
-        """Return epsilon_th of a task."""
-        return threshold_at(task, self.threshold, self.threshold_increment)

@@ -176,7 +176,7 @@ class Pip(EitherPrompting):
         if self.prototypes:
             shared = client.broadcast["prototypes"]
             tensors |= augment_prototypes(client, shared, self.augment, self.sign == "both")
-        has_head = client.state.task == client.context.task
+        has_head = self.average_head == "task_end" and client.state.task == client.context.task
         return Prepared(client.state.head if has_head else {}, tensors)
 
     def loss(self, step: Step) -> Scalar:

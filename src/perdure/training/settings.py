@@ -47,7 +47,7 @@ def choose_head(config: Config, needs: Needs) -> Any:
     """Return the kind of the head; UserError if it is not possible on the stream."""
     preferred = {} if config.data.target == "number" else needs.prefers.head
     kind = config.model.head or preferred.get(config.stream.resembles, "shared")
-    if kind == "growing" and config.stream.resembles == "pool":
+    if kind == "growing" and not config.stream.distinct_tasks:
         raise bad_value("model.head", kind, "'shared' on a pool stream")
     return kind
 

@@ -18,7 +18,7 @@ from perdure.algebra.class_statistics import (
     shrink,
     within_scatter,
 )
-from perdure.contract.context import Client, Context, Server, in_large_class
+from perdure.contract.context import Client, Context, Server, in_large_class, warn_nothing_sent
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
@@ -31,14 +31,6 @@ from perdure.models.network import Network
 # ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
-
-
-def warn_nothing_sent(method: str, context: Context, consequence: str) -> None:
-    """Log that no client sent what an exchange of a task collects."""
-    log.warning(
-        "task %d: %s: no client has enough rows (privacy.min_rows) to send anything, so that %s",
-        context.task + 1, method, consequence,
-    )  # fmt: skip
 
 
 def warn_of_missing_classes(method: str, context: Context, count: Tensor) -> None:

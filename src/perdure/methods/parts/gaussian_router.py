@@ -15,27 +15,27 @@ than the tail says; the majority of a batch decides more safely.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from perdure.algebra.class_statistics import quadratic_logits, squared_distances
-from perdure.contract.context import Client, Context, Server
+from perdure.contract.context import Client, Context, Server, warn_nothing_sent
 from perdure.contract.exchanges import Exchange
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors
 from perdure.methods.parts.closed_form import (
     ClassGaussians,
     class_sums,
-    warn_nothing_sent,
     warn_of_missing_classes,
 )
 from perdure.models.network import Network, Outputs
 from perdure.models.ops import ForwardPass
 
 _SHRINKAGE = 0.1
+"""Fraction of the way to the identity: without it, classes of few rows have no inverse."""
 
 
 # ---- features
@@ -92,12 +92,6 @@ def client_router_features(client: Client, layers: int) -> Tensor:
 # ---- the exchange
 
 
-def gaussians_exchange(layers: int) -> Exchange:
-    """Return the exchange that adds the task's classes to `server.state.gaussians`."""
-    send = partial(send_class_sums, layers=layers)
-    return Exchange("gaussians", client_work=send, aggregate=gather_gaussians)
-
-
 def send_class_sums(client: Client, layers: int) -> ClientResult:
     """Send the sums of the features of each of the task's classes with enough rows."""
     client = client.without_small_classes()
@@ -133,6 +127,43 @@ def task_means(classes: ClassGaussians, outputs: Outputs) -> Tensor:
     """Return the mean of all examples of each task, double [tasks, D]."""
     weights = _task_masks(outputs, len(classes.count)).to(classes.count.device) * classes.count
     return weights @ classes.mean / weights.sum(1, keepdim=True).clamp(min=1)
+
+
+# ---- tasks that a router may not tell apart: the same inputs with other labels
+
+_CLOSEST = 0.1
+"""Distance of two tasks' means, relative to the spread of classes, below which they are alike."""
+
+
+def alike_warnings(gaussians: Tensors, outputs: Outputs) -> dict[str, str]:
+    """Return a warning if the features of two of the tasks so far are hardly different."""
+    if not gaussians:
+        return {}
+    classes = ClassGaussians.read(gaussians)
+    spread = classes.shared_covariance().trace().sqrt().clamp(min=1e-12)
+    pair = alike_tasks(task_means(classes, outputs) / spread, _CLOSEST)
+    if pair is None:
+        return {}
+    return {
+        "alike": f"fedprotip: the features of task {pair[1] + 1} are hardly different from those "
+        f"of task {pair[0] + 1}; tasks with the same inputs and other labels cannot be "
+        "distinguished"
+    }
+
+
+def alike_tasks(descriptions: Tensor, closest: float) -> tuple[int, int] | None:
+    """Return the first two tasks that are nearer to each other than `closest`, or None.
+
+    Args:
+        descriptions: float [tasks, D].
+        closest: A distance.
+
+    """
+    for task in range(1, len(descriptions)):
+        distances = (descriptions[:task] - descriptions[task]).norm(dim=1)
+        if float(distances.min()) < closest:
+            return int(distances.argmin()), task
+    return None
 
 
 # ---- the prediction
@@ -240,3 +271,28 @@ def _mean_by_batch(values: Tensor, batch: int | None) -> Tensor:
     if batch is None:
         return values
     return torch.cat([part.mean().expand_as(part) for part in torch.split(values, batch)])
+
+
+@dataclass(frozen=True)
+class GaussianRouter:
+    """The task of the largest density of Gaussian classes, which clients send as sums."""
+
+    layers: int
+    """Layers that the router sees; see `hidden_names`."""
+    batch: int | None
+    """If given, consecutive batches of so many rows are of one task each."""
+    unknown: float
+    """Tail of a class below which a row is of no known task; see `task_scores`."""
+
+    def exchange(self) -> Exchange:
+        """Return the exchange that adds the task's classes to `server.state.gaussians`."""
+        send = partial(send_class_sums, layers=self.layers)
+        return Exchange("gaussians", client_work=send, aggregate=gather_gaussians)
+
+    def task_scores(self, server: Server, x: Tensor, network: Network) -> Tensor | None:
+        """Return the log-density of each row under each task; None before there are any."""
+        gaussians, outputs = server.state.gaussians, network.outputs
+        if not gaussians:
+            return None
+        rows = router_features(server, x, network, self.layers)
+        return task_scores(rows, gaussians, outputs, self.batch, self.unknown)

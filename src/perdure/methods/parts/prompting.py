@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from perdure.config.section import Fixed, NonNegativeInt, PositiveInt, Search
-from perdure.contract.context import Client, Context, Server
+from perdure.contract.context import Client, Context, Server, warn_nothing_sent
 from perdure.contract.exchanges import Exchange, Prepared
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs, Preferences
@@ -19,7 +19,6 @@ from perdure.contract.step import Step
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
-from perdure.methods.parts.closed_form import warn_nothing_sent
 from perdure.models.backbones import FrozenBackbone
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass

@@ -1,72 +1,95 @@
-"""Protected layers: weights that a projection method protects, and subspaces of their inputs."""
+"""Protected layers: which weights a projection method protects, their inputs, and subspaces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from perdure.algebra.sketches import ColumnSample, GramAccumulator
 from perdure.algebra.subspaces import Subspace
-from perdure.contract.context import Client, Context, Server
+from perdure.config.section import Fixed, Fraction, Probability, Search
+from perdure.contract.context import Client, Context, Server, warn_nothing_sent
 from perdure.contract.exchanges import OncePerTask
+from perdure.contract.method import Method
 from perdure.contract.step import target_losses
-from perdure.contract.transforms import project_out_all, project_out_weight
+from perdure.contract.transforms import project_out_all
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
 from perdure.models.layers import Layer
 from perdure.models.network import Network
+from perdure.models.ops import PLAIN_CONV
 
 # ------------------------------------------------------------------------------------------------
-# The fraction of layer inputs outside a protected subspace (FOT, eq. 12).
-# ------------------------------------------------------------------------------------------------
-
-
-def outside_norms(outside: Tensor, inputs: Tensor, squared: bool) -> Tensor:
-    """Return one client's term of rho, the fraction of inputs X outside O (eq. 12).
-
-    Args:
-        outside: X*, the inputs after projecting out O, as columns.
-        inputs: X, the inputs as columns.
-        squared: Whether to return both squared norms [2], to be summed over clients, instead of the
-            ratio ||X*|| / ||X||, to be averaged.
-
-    """
-    norms = torch.stack([outside.double().norm(), inputs.double().norm()])
-    if squared:
-        return norms.square()
-    return (norms[0] / norms[1].clamp(min=1e-30)).float()
-
-
-def outside_fraction(mean: Tensor) -> float:
-    """Return rho of all clients, in [0, 1], from the mean of their `outside_norms`."""
-    rho = mean[0] / mean[1].clamp(min=1e-30) if mean.dim() else mean
-    return min(1.0, max(0.0, float(rho)))
-
-
-# ------------------------------------------------------------------------------------------------
-# Protected layers: which weights a projection method protects, and the subspaces of their inputs.
+# Protected layers: which weights a projection method protects.
 #
 # Projection protects weight matrices. Biases, norms and running statistics have no inputs that
 # could be separated, so they are frozen from the second task on; a protected input then gives
 # exactly the same output in all later tasks. So are weights of a custom module whose inputs cannot
 # be recorded.
-#
-# Subspaces are a tree {weight name: {"basis": O} or {"free": N}} (see algebra.subspaces.Subspace),
-# so that they can be sent and saved without conversion.
 # ------------------------------------------------------------------------------------------------
 
-HEAD = "head.weight"
-"""Name of the weight of a shared head."""
 FEATURES = "features"
 """Name of the head's input where it is treated as the input of a layer."""
-Subspaces = dict[str, Tensors]
-"""By weight name a protected subspace of the layer's inputs, as `Subspace.tree` returns it."""
 
 
-# ---- layers
+@dataclass(frozen=True)
+class ProtectsLayers(Method):
+    """A method that protects the inputs of layers, up to a threshold."""
+
+    threshold: Annotated[Fraction, Search(0.6, 0.99)] = 0.95
+    """Fraction of a layer's inputs that must be protected."""
+    threshold_increment: Annotated[Probability, Fixed()] = 0.0
+    """Added to `threshold` with each task."""
+
+    def threshold_at(self, task: int) -> float:
+        """Return the threshold of a task, at most 1."""
+        return min(1.0, self.threshold + self.threshold_increment * task)
+
+
+@dataclass(frozen=True)
+class ChoosesLayers(ProtectsLayers):
+    """A method whose protected layers are a choice, as in FOT, and what happens to the others."""
+
+    layers: Literal["all", "first_half", "second_half"] | list[str] = "all"
+    """Weights that FOT is applied to: all, first_half, second_half, or their names (Table 14)."""
+    unprotected: Literal["frozen", "finetune"] = "frozen"
+    """What happens to the other weights after the first task: frozen, or trained without protection
+    (finetune)."""
+    freeze_first: bool = False
+    """Leave the first layer out of GPSE and freeze it after the first task, so that nothing
+    computed from raw inputs is sent (section 5.2.2)."""
+    train_norms: bool = False
+    """Train scales and shifts of normalization layers after the first task, without protection, as
+    in the paper."""
+
+    def protected_layers(self, network: Network) -> tuple[Layer, ...]:
+        """Return the layers whose updates are projected."""
+        layers = layers_shared_by_tasks(network)
+        names, half = [layer.name for layer in layers], len(layers) // 2
+        if isinstance(self.layers, str):
+            halves = {"all": names, "first_half": names[:half], "second_half": names[half:]}
+            chosen = halves[self.layers]
+        else:
+            chosen = self.layers
+        for name in chosen:
+            if name not in names:
+                raise bad_value("method.layers", name, f"one of {', '.join(names)}")
+        return tuple(layer for layer in layers[int(self.freeze_first) :] if layer.name in chosen)
+
+    def trainable(self, context: Context) -> tuple[str, ...]:
+        """Return the names of the parameters that are trained in this task."""
+        protected, others = self.protected_layers(context.network), tuple[Layer, ...]()
+        if self.unprotected == "finetune":
+            layers = layers_shared_by_tasks(context.network)[int(self.freeze_first) :]
+            others = tuple(layer for layer in layers if layer not in protected)
+        return trainable_names(context, protected, others, self.train_norms)
 
 
 def layers_shared_by_tasks(network: Network) -> tuple[Layer, ...]:
@@ -74,19 +97,6 @@ def layers_shared_by_tasks(network: Network) -> tuple[Layer, ...]:
     if network.outputs.kind == "shared":
         return (*network.layers, *network.head_layers)
     return network.layers
-
-
-def select_layers(network: Network, selection: str | list[str]) -> tuple[Layer, ...]:
-    """Return some of the protectable layers."""
-    layers = layers_shared_by_tasks(network)
-    names, half = [layer.name for layer in layers], len(layers) // 2
-    if isinstance(selection, str):
-        halves = {"all": layers, "first_half": layers[:half], "second_half": layers[half:]}
-        return halves[selection]
-    for name in selection:
-        if name not in names:
-            raise bad_value("method.layers", name, f"one of {', '.join(names)}")
-    return tuple(layer for layer in layers if layer.name in selection)
 
 
 def feature_layer(network: Network) -> Layer:
@@ -124,7 +134,98 @@ def trainable_names(
     )
 
 
-# ---- subspaces
+# ------------------------------------------------------------------------------------------------
+# Layer inputs of the global model on a client's examples, without dropout.
+# ------------------------------------------------------------------------------------------------
+
+_BATCH_ROWS = 64
+"""Rows of a forward pass: all layers' inputs of so many rows are in memory at once."""
+BLOCK_VALUES = 1 << 20
+"""Values of a block of columns. Larger blocks leave the caches of a processor."""
+
+
+class ColumnSink(Protocol):
+    """Receives columns, some at a time."""
+
+    def add(self, block: Tensor) -> None:
+        """Add the columns of `block`, float [d, n]."""
+
+
+def layer_columns(x: Tensor, layer: Layer) -> Tensor:
+    """Return a layer's input as a matrix X of columns to which its weight is applied, [d, n].
+
+    For a convolution a column is a patch (im2col with the layer's geometry), with the entries in
+    the order of W.reshape(outputs, -1): channels, then height, then width. Of a grouped convolution
+    the patches of all groups are columns, so that one subspace protects all its kernels.
+    """
+    if layer.kind == "linear":
+        return x.reshape(-1, x.shape[-1]).T
+    if layer.kernel == (1, 1) and layer.geometry == PLAIN_CONV:  # every pixel is a patch
+        return x.transpose(0, 1).reshape(layer.inputs, -1)
+    stride, padding, dilation, groups = layer.geometry.args
+    patches = F.unfold(x, layer.kernel, dilation, padding, stride)
+    patches = patches.reshape(len(x), groups, layer.inputs, -1)
+    return patches.permute(2, 0, 1, 3).reshape(layer.inputs, -1)
+
+
+def column_blocks(x: Tensor, layer: Layer) -> Iterator[Tensor]:
+    """Yield the columns of a layer's input, some rows of x at a time."""
+    values = x[0].numel() * math.prod(layer.kernel)
+    for rows in torch.split(x, max(1, BLOCK_VALUES // values)):
+        yield layer_columns(rows, layer)
+
+
+def collect_layer_inputs(
+    client: Client, layers: tuple[Layer, ...], sinks: Mapping[str, ColumnSink], rows: Tensor
+) -> None:
+    """Add the input columns of each layer to a sink, a block at a time."""
+    with torch.no_grad():
+        for batch_rows in torch.split(rows, _BATCH_ROWS):
+            layer_inputs: Tensors = {}
+            features = client.features(client.data.batch(batch_rows), layer_inputs=layer_inputs)
+            heads = {layer.name: features for layer in client.context.network.head_layers}
+            layer_inputs |= {**heads, FEATURES: features}
+            for layer in layers:
+                for block in column_blocks(layer_inputs[layer.name], layer):
+                    sinks[layer.name].add(block)
+
+
+def gram_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:
+    """Return by weight name the symmetric root of X X^T, with the layer's inputs X as columns."""
+    grams = {layer.name: GramAccumulator() for layer in layers}
+    collect_layer_inputs(client, layers, grams, client.data.index)
+    return {name: gram.root() for name, gram in grams.items()}
+
+
+def sample_layer_inputs(
+    client: Client,
+    layers: tuple[Layer, ...],
+    max_examples: int,
+    max_columns: int,
+    generator: torch.Generator,
+) -> Tensors:
+    """Return by weight name a random sample of the layer's input columns, float [d, columns].
+
+    The columns are drawn without replacement from those of at most `max_examples` rows.
+    """
+    index = client.data.index
+    chosen = torch.randperm(len(index), generator=generator)[:max_examples]
+    samples = {layer.name: ColumnSample(max_columns, generator) for layer in layers}
+    collect_layer_inputs(client, layers, samples, index[chosen.to(index.device)])
+    return {name: sample.columns() for name, sample in samples.items()}
+
+
+# ------------------------------------------------------------------------------------------------
+# The protected subspaces of layers' inputs.
+#
+# They are a tree {weight name: {"basis": O} or {"free": N}} (see algebra.subspaces.Subspace), so
+# that they can be sent and saved without conversion.
+# ------------------------------------------------------------------------------------------------
+
+Subspaces = dict[str, Tensors]
+"""By weight name a protected subspace of the layer's inputs, as `Subspace.tree` returns it."""
+NEARLY_FULL = 0.9
+"""Fraction of a layer's input space in use above which a run warns."""
 
 
 def send_subspaces(server: Server, context: Context) -> dict[str, OncePerTask]:
@@ -164,34 +265,12 @@ def add_directions(spaces: Subspaces, layer: Layer, candidates: Tensor) -> Subsp
 
 def used_fraction(spaces: Subspaces, layers: tuple[Layer, ...]) -> dict[str, float]:
     """Return by weight name the fraction of the layer's input space that is protected."""
-    return {layer.name: layer_subspace(spaces, layer).rank / layer.inputs for layer in layers}
+    return {layer.name: layer_subspace(spaces, layer).fraction for layer in layers}
 
 
-def interference(change: Tensors, spaces: Subspaces) -> float:
-    """Return ||D O|| / ||D|| over the protected layers: 0 if no protected input is disturbed."""
-    inside = torch.zeros((), dtype=torch.float64)
-    whole = torch.zeros((), dtype=torch.float64)
-    for name in spaces:
-        if name in change:
-            value = change[name].double()
-            subspace = {form: matrix.double() for form, matrix in spaces[name].items()}
-            inside += (value - project_out_weight(value, subspace)).square().sum()
-            whole += value.square().sum()
-    return float((inside / whole.clamp(min=1e-300)).sqrt())
-
-
-# ------------------------------------------------------------------------------------------------
-# Warnings about protected layers: nothing is left to learn in, or nothing is protected.
-# ------------------------------------------------------------------------------------------------
-
-NEARLY_FULL = 0.9
-"""Fraction of a layer's input space in use above which a run warns."""
-
-
-def full_layers_warnings(
-    method: str, used: Mapping[str, float], threshold: float
-) -> dict[str, str]:
+def full_layers_warnings(method: str, spaces: Subspaces, threshold: float) -> dict[str, str]:
     """Return a warning for each layer whose input space is nearly used up."""
+    used = {name: Subspace.from_tree(space).fraction for name, space in spaces.items()}
     return {
         f"space of {name}": (
             f"{method}: {fraction:.0%} of the input space of {name} is protected, so that the "
@@ -202,17 +281,10 @@ def full_layers_warnings(
     }
 
 
-def noise_warning(key: str, drowned: Sequence[str]) -> dict[str, str]:
-    """Return a warning if nothing but noise was found in the sketches of some layers."""
-    if not drowned:
-        return {}
-    layers = "layer" if len(drowned) == 1 else "layers"
-    return {
-        "sketch noise": (
-            f"{key}: the noise drowns the signal in {layers} {', '.join(drowned)}; nothing is "
-            "protected there (less noise or more clients would leave some of it)"
-        )
-    }
+def warn_nothing_protected(method: str, context: Context, layers: tuple[Layer, ...]) -> None:
+    """Log that no client sent anything about the inputs of its layers in a task."""
+    names = ", ".join(layer.name for layer in layers)
+    warn_nothing_sent(method, context, f"nothing of the task is protected in {names}")
 
 
 # ------------------------------------------------------------------------------------------------

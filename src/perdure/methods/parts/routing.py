@@ -3,72 +3,145 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from perdure.algebra.subspaces import Subspace
+from perdure.algebra.sketches import sketch_spectrum
+from perdure.algebra.subspaces import Subspace, mass_rank
+from perdure.config.section import UNQUOTED_OFF, Fixed, PositiveInt, Probability
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange
-from perdure.contract.uploads import ClientResult, CollectedUploads, Each, Sum
+from perdure.contract.uploads import ClientResult, CollectedUploads, Each, Field, Sum
 from perdure.core.trees import Tensors
-from perdure.methods.parts.bases import (
-    PrincipalBasis,
-    capped,
-    client_directions,
-    fixed_rule,
-    mass_rule,
-    principal_basis,
-)
-from perdure.methods.parts.closed_form import ClassGaussians
-from perdure.methods.parts.gaussian_router import task_means
+from perdure.methods.parts.client_bases import ExtractsBases, PrincipalBasis, directions_of_all
+from perdure.methods.parts.gaussian_router import GaussianRouter
 from perdure.methods.parts.protected_layers import (
     FEATURES,
     Subspaces,
     feature_layer,
     layer_subspace,
 )
-from perdure.models.network import Outputs
+from perdure.models.network import Network
+from perdure.models.ops import ForwardPass
 
 # ------------------------------------------------------------------------------------------------
-# Tasks that a router may not tell apart: the same inputs with other labels.
+# Blocks of feature directions, one per task (FedProTIP, section 4.4).
+#
+# U_t [feature size, r] are the directions that task t adds to the space of final features; blocks
+# are orthogonal to each other. The number of tasks is not known: all blocks together get half of
+# the feature space, and each task takes at most half of the directions that are left.
 # ------------------------------------------------------------------------------------------------
 
-_CLOSEST = 0.1
-"""Distance of two tasks' means, relative to the spread of classes, below which they are alike."""
+
+@dataclass(frozen=True)
+class FeatureBlocks:
+    """How a task's block of feature directions is found."""
+
+    space_rank: int | Literal["threshold"]
+    """Largest number of directions of a block, of which each client sends at least one; or
+    threshold: as many as eq. 8 asks for."""
+    sketch_size: int | None
+    """Columns of a sketch. If None, the server sees each client's directions, else a sum alone."""
+
+    def send(
+        self, fields: dict[str, Field], client: Client, features: Tensor, threshold: float,
+        generator: Generator,
+    ) -> dict[str, Field]:  # fmt: skip
+        """Return the fields, with the principal feature directions outside earlier blocks added.
+
+        Args:
+            fields: What the client sends of its layers.
+            client: The client, with the broadcast field `feature_space`.
+            features: Final features as columns, float [feature size, n].
+            threshold: epsilon of eq. 8. If sketches are summed, the server applies it.
+            generator: Of the sketch.
+
+        """
+        spaces = client.broadcast.get("feature_space", {})
+        earlier = layer_subspace(spaces, feature_layer(client.context.network))
+        basis, rank = PrincipalBasis.of(features, earlier), block_rank(earlier, self.space_rank)
+        if self.space_rank != "threshold":
+            rank = min(rank, max(1, rank // max(1, client.context.clients_with_data)))
+        elif self.sketch_size is None:
+            rank = min(mass_rank(basis.singular, threshold), rank)
+        else:
+            rank = earlier.size
+        basis = basis.first(rank)
+        if self.sketch_size is not None:
+            sketch = basis.sketch(self.sketch_size, generator)
+            return fields | {"bases": Sum({FEATURES: sketch}, 1.0)}
+        of_layers = fields["bases"].value if "bases" in fields else {}
+        return fields | {"bases": Each({**of_layers, FEATURES: basis.directions})}
+
+    def with_task(
+        self, blocks: Tensors, uploads: CollectedUploads, context: Context, threshold: float
+    ) -> Tensors:
+        """Return the blocks, with this task's block added: the union of the clients' directions.
+
+        Without any upload it is a block without directions.
+        """
+        layer = feature_layer(context.network)
+        if not uploads.has("bases"):
+            return blocks | {str(context.task): torch.zeros(layer.inputs, 0)}
+        earlier = layer_subspace(feature_space(blocks).get("feature_space", {}), layer)
+        rank = block_rank(earlier, self.space_rank)
+        by_threshold = self.space_rank == "threshold"
+        if "bases" in uploads.per_client:
+            found = directions_of_all(uploads, layer)
+        else:
+            found = summed_directions(uploads, rank, threshold if by_threshold else None)
+        block = block_basis(earlier, found)
+        return blocks | {str(context.task): block[:, :rank] if by_threshold else block}
 
 
-def alike_warnings(gaussians: Tensors, outputs: Outputs) -> dict[str, str]:
-    """Return a warning if the features of two of the tasks so far are hardly different."""
-    if not gaussians:
-        return {}
-    classes = ClassGaussians.read(gaussians)
-    spread = classes.shared_covariance().trace().sqrt().clamp(min=1e-12)
-    pair = alike_tasks(task_means(classes, outputs) / spread, _CLOSEST)
-    if pair is None:
-        return {}
-    return {
-        "alike": f"fedprotip: the features of task {pair[1] + 1} are hardly different from those "
-        f"of task {pair[0] + 1}; tasks with the same inputs and other labels cannot be "
-        "distinguished"
-    }
+def summed_directions(
+    uploads: CollectedUploads, largest: int, threshold: float | None = None
+) -> Tensor:
+    """Return the principal directions of the summed sketches of features that are not noise.
 
-
-def alike_tasks(descriptions: Tensor, closest: float) -> tuple[int, int] | None:
-    """Return the first two tasks that are nearer to each other than `closest`, or None.
-
-    Args:
-        descriptions: float [tasks, D].
-        closest: A distance.
-
+    They are at most `largest`, and with a threshold as many as eq. 8 asks for.
     """
-    for task in range(1, len(descriptions)):
-        distances = (descriptions[:task] - descriptions[task]).norm(dim=1)
-        if float(distances.min()) < closest:
-            return int(distances.argmin()), task
-    return None
+    sketch = uploads.total("bases")[FEATURES]
+    spectrum, rank = sketch_spectrum(sketch, uploads.noise.get("bases", 0.0)), largest
+    if threshold is not None:
+        rank = min(mass_rank(spectrum.singular, threshold), rank)
+    rank = min(rank, spectrum.rank) if "bases" in uploads.noise else rank
+    return spectrum.directions[:, :rank].to(sketch)
+
+
+def feature_space(blocks: Tensors) -> dict[str, Subspaces]:
+    """Return the broadcast field with the feature directions of all blocks, if there are any."""
+    if not blocks:
+        return {}
+    return {"feature_space": {FEATURES: {"basis": torch.cat(block_list(blocks), dim=1)}}}
+
+
+def block_list(blocks: Tensors) -> list[Tensor]:
+    """Return the blocks in the order of their tasks."""
+    return [blocks[key] for key in sorted(blocks, key=int)]
+
+
+def block_rank(earlier: Subspace, space_rank: int | Literal["threshold"]) -> int:
+    """Return the largest number of directions of a new block, given the span of earlier blocks."""
+    half = -(-_free_rank(earlier) // 2)
+    return half if space_rank == "threshold" else min(space_rank, half)
+
+
+def block_basis(earlier: Subspace, candidates: Tensor) -> Tensor:
+    """Return an orthonormal basis of the span of the candidates outside earlier blocks.
+
+    If it has more directions than are left, only those that most candidates share are returned.
+    """
+    _, block = earlier.extended(candidates)
+    return block[:, : _free_rank(earlier)]
+
+
+def _free_rank(earlier: Subspace) -> int:
+    """Return how many directions are left of the half of the space that all blocks get."""
+    return max(0, earlier.size // 2 - earlier.rank)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -111,11 +184,6 @@ class SecondMoments:
 
 
 # ---- relevance and references
-
-
-def block_list(blocks: Tensors) -> list[Tensor]:
-    """Return the blocks in the order of their tasks."""
-    return [blocks[key] for key in sorted(blocks, key=int)]
 
 
 def relevance(features: Tensor, blocks: list[Tensor]) -> Tensor:
@@ -170,25 +238,6 @@ def stack_references(references: Tensors, tasks: int) -> Tensor:
     return torch.stack([update_references(rows, empty.to(rows)) for rows in ordered])
 
 
-def score_features(
-    features: Tensor, blocks: Tensors, references: Tensors, batch: int | None, drop_first: bool
-) -> Tensor:
-    """Return how well each row fits each task, float [n, tasks].
-
-    Args:
-        features: float [n, feature size].
-        blocks: By task its feature directions.
-        references: By client, or under `all` for sums, its references.
-        batch: If given, consecutive batches of so many rows are of one task each.
-        drop_first: Whether to leave out the first block, as in the authors' code.
-
-    """
-    relevances = relevance(features, block_list(blocks))
-    if batch is not None:
-        relevances = pool_by_batch(relevances, batch)
-    return task_scores(relevances, stack_references(references, len(blocks)), drop_first)
-
-
 def task_scores(relevances: Tensor, references: Tensor, drop_first: bool = False) -> Tensor:
     """Return each task's votes of the clients (eq. 11), plus less than half a vote: [n, tasks].
 
@@ -219,145 +268,135 @@ def _similarity(relevances: Tensor, references: Tensor) -> Tensor:
     return torch.einsum("nt,kst->nks", rows, torch.nn.functional.normalize(references, dim=2))
 
 
-# ---- the exchange of references
+@dataclass(frozen=True)
+class ReferenceRouter:
+    """The router of the paper: the task whose reference is nearest to a row's relevance."""
 
+    summed: bool
+    """Whether the server sees only sums of references over clients."""
+    batch: int | None
+    """If given, consecutive batches of so many rows are of one task each."""
+    drop_first: bool
+    """Whether to leave out the first block, as in the authors' code."""
 
-def references_exchange(summed: bool) -> Exchange:
-    """Return the exchange of references; if `summed`, the server sees only sums over clients."""
-    client_work = send_reference_sums if summed else send_references
-    return Exchange("references", "ever", send_blocks, client_work, store_references)
+    def exchange(self) -> Exchange:
+        """Return the exchange of references, with all clients that ever held a task."""
+        return Exchange("references", "ever", self.send_blocks, self.send, self.store)
 
+    def send_blocks(self, server: Server, context: Context) -> dict[str, Tensors]:
+        """Send the blocks of all tasks so far."""
+        return {"blocks": server.state.blocks}
 
-def send_blocks(server: Server, context: Context) -> dict[str, Tensors]:
-    """Send the blocks of all tasks so far."""
-    return {"blocks": server.state.blocks}
+    def send(self, client: Client) -> ClientResult:
+        """Send omega_k^(tau) as rows; or their squares, to be averaged over all examples."""
+        if not (self.summed or client.state.moments):
+            return ClientResult()
+        rows = reference_vectors(client.state.moments, block_list(client.broadcast["blocks"]))
+        if not self.summed:
+            return ClientResult({"references": Each({"rows": rows})})
+        counts = rows.new_zeros(len(rows))
+        for task in client.state.moments:
+            counts[int(task)] = client.state.counts[task]
+        squares = rows.square() * counts.unsqueeze(1)
+        return ClientResult({"references": Sum({"squares": squares, "counts": counts}, 1.0)})
 
+    def store(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        """Store the references per client, or of all clients together if only sums were sent."""
+        old, tasks = server.state.references, len(server.state.blocks)
+        if "references" in uploads.sums:
+            sums = uploads.total("references")
+            new = {"all": (sums["squares"] / sums["counts"].clamp(min=1).unsqueeze(1)).sqrt()}
+        else:
+            sent = uploads.per_client.get("references", {})
+            new = {str(client): value["rows"] for client, value in sent.items()}
+            for client, rows in new.items():
+                if list(rows.shape) != [tasks, tasks]:
+                    where = f"references of client {client}"
+                    refuse(where, f"shape {list(rows.shape)}", f"of shape {[tasks, tasks]}")
+        updated = {name: update_references(old.get(name), rows) for name, rows in new.items()}
+        return replace(server, state=replace(server.state, references=old | updated))
 
-def send_references(client: Client) -> ClientResult:
-    """Send the client's references omega_k^(tau) as rows, which the server sees per client."""
-    if not client.state.moments:
-        return ClientResult()
-    return ClientResult({"references": Each({"rows": _reference_rows(client)})})
-
-
-def send_reference_sums(client: Client) -> ClientResult:
-    """Send the squares of omega_k^(tau), to be averaged over the examples of all clients."""
-    rows, state = _reference_rows(client), client.state
-    counts = rows.new_zeros(len(rows))
-    for task in state.moments:
-        counts[int(task)] = state.counts[task]
-    squares = rows.square() * counts.unsqueeze(1)
-    return ClientResult({"references": Sum({"squares": squares, "counts": counts}, 1.0)})
-
-
-def _reference_rows(client: Client) -> Tensor:
-    return reference_vectors(client.state.moments, block_list(client.broadcast["blocks"]))
-
-
-def store_references(server: Server, uploads: CollectedUploads, context: Context) -> Server:
-    """Store the references per client, or of all clients together if only sums were sent."""
-    old = server.state.references
-    if "references" in uploads.sums:
-        sums = uploads.total("references")
-        new = {"all": (sums["squares"] / sums["counts"].clamp(min=1).unsqueeze(1)).sqrt()}
-    else:
-        per_client = uploads.per_client.get("references", {})
-        _check_references(per_client, len(server.state.blocks))
-        new = {str(client): value["rows"] for client, value in per_client.items()}
-    updated = {name: update_references(old.get(name), rows) for name, rows in new.items()}
-    return replace(server, state=replace(server.state, references=old | updated))
-
-
-def _check_references(per_client: dict[int, Tensors], tasks: int) -> None:
-    """Refuse references that do not have one row and one column per task."""
-    for client, value in per_client.items():
-        shape = list(value["rows"].shape)
-        if shape != [tasks, tasks]:
-            where = f"references of client {client}"
-            refuse(where, f"shape {shape}", f"of shape {[tasks, tasks]}")
+    def task_scores(self, server: Server, x: Tensor, network: Network) -> Tensor | None:
+        """Return the votes of the clients' references for each task; None before there are any."""
+        references, blocks = server.state.references, block_list(server.state.blocks)
+        if not references:
+            return None
+        features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
+        relevances = relevance(features, blocks)
+        if self.batch is not None:
+            relevances = pool_by_batch(relevances, self.batch)
+        stacked = stack_references(references, len(blocks))
+        return task_scores(relevances, stacked, self.drop_first)
 
 
 # ------------------------------------------------------------------------------------------------
-# Blocks of feature directions, one per task (FedProTIP, section 4.4).
-#
-# U_t [feature size, r] are the directions that task t adds to the space of final features; blocks
-# are orthogonal to each other. The number of tasks is not known: all blocks together get half of
-# the feature space, and each task takes at most half of the directions that are left.
+# The keys that choose how tasks are predicted.
 # ------------------------------------------------------------------------------------------------
 
-SpaceRank = int | Literal["threshold"]
-"""Directions of a block: their largest number, or as many as eq. 8 asks for."""
 
+@dataclass(frozen=True)
+class PredictsTasks(ExtractsBases):
+    """A method that predicts the task of an example."""
 
-def feature_space_field(blocks: Tensors) -> dict[str, Subspaces]:
-    """Return the broadcast field with the feature directions of all blocks, if there are any."""
-    if not blocks:
-        return {}
-    return {"feature_space": {FEATURES: {"basis": torch.cat(block_list(blocks), dim=1)}}}
+    routing: Annotated[Literal["sample", "batch", "off"], UNQUOTED_OFF] = "sample"
+    """How the task of a test example is predicted: from the example alone (sample), from its batch,
+    which must be of one task (batch), or not at all (off, the paper's -t)."""
+    router: Literal["references", "gaussian"] = "references"
+    """references: the nearest pattern of relevances (the paper). gaussian: the largest density of
+    Gaussian classes, from sums over features (not in the paper)."""
+    router_layers: Annotated[PositiveInt, Fixed()] = 2
+    """Layers that the Gaussian router sees: 1 for the final features alone, 2 also the inputs of
+    the body's last layer (averaged over positions), and so on; never the examples themselves."""
+    unknown: Annotated[Probability, Fixed()] = 0.0
+    """With `router: gaussian`, the fraction of a Gaussian class's examples that may be taken for
+    examples of no known task: those that lie farther from the mean. Then `route` returns -1, and
+    the prediction is among the outputs of all tasks so far. 0: every example has a task."""
+    routing_batch: Annotated[PositiveInt, Fixed()] = 64
+    """Examples per batch with `routing: batch`."""
+    space_rank: Annotated[PositiveInt | Literal["threshold"], Fixed()] = 20
+    """Maximum number of feature directions that a task adds, unless there are more clients; or
+    threshold, as many as eq. 8 asks for. At most half of those that are left."""
+    drop_first: bool = False
+    """Leave the first block out of the relevance vectors, as the authors' code does."""
+    references: Literal["moments", "strict"] = "moments"
+    """moments: exact for later blocks. strict: nothing is kept of old tasks, and their relevance to
+    later blocks counts as zero."""
+    pool_references: bool = False
+    """Have one reference per task, of all clients' features together, instead of a vote of the
+    clients. Always so with `transport: sketch`."""
 
+    @property
+    def task_router(self) -> ReferenceRouter | GaussianRouter | None:
+        """What predicts tasks, if anything does."""
+        batch = self.routing_batch if self.routing == "batch" else None
+        if self.routing == "off":
+            return None
+        if self.router == "gaussian":
+            return GaussianRouter(self.router_layers, batch, self.unknown)
+        summed = self.pool_references or self.transport == "sketch"
+        return ReferenceRouter(summed, batch, self.drop_first)
 
-def feature_basis(
-    client: Client, features: Tensor, space_rank: SpaceRank, threshold: float, summed: bool
-) -> PrincipalBasis:
-    """Return a client's principal feature directions outside earlier blocks.
+    @property
+    def feature_blocks(self) -> FeatureBlocks | None:
+        """How blocks of feature directions are found, if they distinguish tasks."""
+        if self.routing == "off" or self.router != "references":
+            return None
+        sketch_size = self.sketch_size if self.transport == "sketch" else None
+        return FeatureBlocks(self.space_rank, sketch_size)
 
-    Args:
-        client: The client, with the broadcast field `feature_space`.
-        features: Final features as columns, float [feature size, n].
-        space_rank: Largest number of directions of all clients together, of which each sends at
-            least one; or threshold: each sends as many as eq. 8 asks for.
-        threshold: epsilon of eq. 8.
-        summed: Whether the server sees a sum alone. Then it applies the threshold, and clients
-            leave out nothing.
+    def check_config(self, config: Any) -> str | None:
+        """Refuse routing where a task is not one distribution."""
+        if self.routing != "off" and not config.stream.distinct_tasks:
+            return f"method.routing: must be off on a pool stream, got {self.routing!r}"
+        return super().check_config(config)
 
-    """
-    feature_space = client.broadcast.get("feature_space", {})
-    earlier = layer_subspace(feature_space, feature_layer(client.context.network))
-    rank = block_rank(earlier, space_rank)
-    if space_rank != "threshold":
-        rank = min(rank, max(1, rank // max(1, client.context.clients_with_data)))
-        return principal_basis(features, earlier, fixed_rule(rank))
-    rule = fixed_rule(earlier.size) if summed else capped(mass_rule(threshold), rank)
-    return principal_basis(features, earlier, rule)
+    def route(
+        self, server: Server, x: Tensor, network: Network, client_state: Any = None
+    ) -> Tensor | None:
+        """Return how well each row fits each task by the router (eqs. 10, 11)."""
+        router = self.task_router
+        return None if router is None else router.task_scores(server, x, network)
 
-
-def add_block(
-    blocks: Tensors,
-    uploads: CollectedUploads,
-    context: Context,
-    space_rank: SpaceRank,
-    threshold: float,
-) -> Tensors:
-    """Return the blocks, with this task's block added: the union of the clients' directions.
-
-    Without any upload it is a block without directions.
-    """
-    if not uploads.has("bases"):
-        return blocks | {str(context.task): torch.zeros(context.network.feature_size, 0)}
-    feature_space = feature_space_field(blocks).get("feature_space", {})
-    layer = feature_layer(context.network)
-    earlier = layer_subspace(feature_space, layer)
-    rank = block_rank(earlier, space_rank)
-    by_threshold = space_rank == "threshold"
-    rule = capped(mass_rule(threshold), rank) if by_threshold else fixed_rule(rank)
-    block = block_basis(earlier, client_directions(uploads, layer, rule))
-    return blocks | {str(context.task): block[:, :rank] if by_threshold else block}
-
-
-def block_rank(earlier: Subspace, space_rank: SpaceRank) -> int:
-    """Return the largest number of directions of a new block, given the span of earlier blocks."""
-    half = -(-_free_rank(earlier) // 2)
-    return half if space_rank == "threshold" else min(space_rank, half)
-
-
-def block_basis(earlier: Subspace, candidates: Tensor) -> Tensor:
-    """Return an orthonormal basis of the span of the candidates outside earlier blocks.
-
-    If it has more directions than are left, only those that most candidates share are returned.
-    """
-    _, block = earlier.extended(candidates)
-    return block[:, : _free_rank(earlier)]
-
-
-def _free_rank(earlier: Subspace) -> int:
-    return max(0, earlier.size // 2 - earlier.rank)
+    def for_mixed_rows(self) -> PredictsTasks:
+        """Return the method with the task of each row predicted from the row alone."""
+        return replace(self, routing="sample") if self.routing == "batch" else self

@@ -1,69 +1,66 @@
-"""Sketches that FOT sums: their principal directions, and the noise that hides a client's part."""
+"""What FOT sums over clients: sketches with noise, and the fractions outside the subspace."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from perdure.algebra.sketches import signal_energy, signal_values
-from perdure.algebra.subspaces import Subspace, principal_directions
+from perdure.config.section import Fixed, PositiveFloat
+from perdure.contract.context import Context
+from perdure.contract.method import Method
+from perdure.contract.uploads import CollectedUploads
 from perdure.core.registry import is_installed
 from perdure.core.trees import Tensors
 from perdure.privacy import accounting
 from perdure.privacy.accounting import clip_norm, fot_sigma, gaussian_sigma
 
 # ------------------------------------------------------------------------------------------------
-# The principal directions of a summed sketch, and how many of them noise has left.
+# rho, the fraction of all clients' inputs X that lies outside the protected subspace (eq. 12): each
+# client sends a term of it, computed from X and from its part X* outside.
 # ------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class SketchSpectrum:
-    """Principal directions of a matrix, with the singular values of what is not noise."""
-
-    directions: Tensor
-    """double [d, r]: orthonormal columns, in the order of their singular values."""
-    singular: Tensor
-    """double [r]: singular values, without the noise. 0 for directions that are noise."""
-    energy: float
-    """Squared norm of the matrix, without the noise; that below the noise's edge is included."""
-
-    @property
-    def rank(self) -> int:
-        """The number of directions that are not noise."""
-        return int((self.singular > 0).sum())
+_TINY = 1e-30
+"""Norms are taken for at least this: inputs that are all zero are outside of nothing."""
 
 
-def sketch_spectrum(
-    matrix: Tensor, sigma: float = 0.0, subspace: Subspace | None = None
-) -> SketchSpectrum:
-    """Return the principal directions of a matrix with Gaussian noise.
+class NormRatios:
+    """The paper's rho: the clients' ratios ||X*|| / ||X||, averaged over their examples."""
 
-    Args:
-        matrix: Float [d, n].
-        sigma: Standard deviation of the noise on each entry. 0: all singular values count.
-        subspace: A subspace that only noise has a component in, which is removed with the noise.
+    by_examples = True
+    """Whether a client's term counts as often as it has examples."""
+    largest: float | None = 1.0
+    """The largest value of a term."""
 
-    """
-    if not sigma:
-        directions, singular = principal_directions(matrix)
-        return SketchSpectrum(directions, singular, float(singular.square().sum()))
-    rows, columns = matrix.shape
-    if subspace is not None:
-        matrix, rows = subspace.project_out_columns(matrix), rows - subspace.rank
-    if rows == 0:
-        return SketchSpectrum(*_nothing(matrix), 0.0)
-    directions, singular = principal_directions(matrix)
-    energy = signal_energy(singular, rows, columns, sigma)
-    return SketchSpectrum(directions, signal_values(singular, rows, columns, sigma), energy)
+    def term(self, outside: Tensor, inputs: Tensor) -> Tensor:
+        """Return the ratio of the norms of one client's X* and X, both with inputs as columns."""
+        ratio: Tensor = outside.double().norm() / inputs.double().norm().clamp(min=_TINY)
+        return ratio.float()
+
+    def fraction(self, mean: Tensor) -> float:
+        """Return rho, in [0, 1], from the mean of the terms."""
+        return min(1.0, max(0.0, float(mean)))
 
 
-def _nothing(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return no directions and no singular values."""
-    return matrix[:, :0].double(), torch.zeros(0, dtype=torch.float64)
+class EnergyRatio:
+    """The ratio of the clients' summed squared norms: rho of all inputs in one place."""
+
+    by_examples = False
+    largest: float | None = None
+    """Squared norms have no bound that is known beforehand."""
+
+    def term(self, outside: Tensor, inputs: Tensor) -> Tensor:
+        """Return the squared norms of one client's X* and X, [2]."""
+        return torch.stack([outside.double().norm(), inputs.double().norm()]).square()
+
+    def fraction(self, mean: Tensor) -> float:
+        """Return rho, in [0, 1], from the mean of the terms."""
+        return min(1.0, max(0.0, float(mean[0] / mean[1].clamp(min=_TINY))))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -147,3 +144,49 @@ class SketchNoise:
 
 def _noise(value: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
     return (sigma * torch.randn(value.shape, generator=generator)).to(value)
+
+
+@dataclass(frozen=True)
+class SendsSketches(Method):
+    """A method whose clients may add noise to the sketches that they send."""
+
+    sketch_noise: Literal["none", "paper", "standard"] = "none"
+    """Noise on the sketches (appendix H): none, as printed in the paper (paper), or with an
+    (epsilon, delta) guarantee (standard)."""
+    epsilon: Annotated[PositiveFloat, Fixed()] = 5.0
+    """Sketch noise: epsilon per task."""
+    delta: Annotated[float, Field(gt=0, lt=1), Fixed()] = 1e-5
+    """Sketch noise: delta."""
+    clip: Annotated[PositiveFloat, Fixed()] = 1.0
+    """Sketch noise: maximum norm of a client's sketch."""
+
+    @property
+    def noise(self) -> SketchNoise | None:
+        """The mechanism of appendix H. None if sketches have no noise."""
+        if self.sketch_noise == "none":
+            return None
+        return SketchNoise(self.sketch_noise, self.epsilon, self.delta, self.clip)
+
+    def summed_noise(self, uploads: CollectedUploads, context: Context) -> float:
+        """Return the standard deviation of all noise on the entries of a summed sketch.
+
+        Where `privacy.clip` scales noise down that clients added before, it is less.
+        """
+        added, counted = uploads.noise.get("sketch", 0.0), len(uploads.clients)
+        if not self.noise:
+            return added
+        sigma = self.noise.sigma(context.clients_with_data, self.clip)
+        return math.hypot(added, sigma * math.sqrt(counted))
+
+    def noise_warnings(self, drowned: Sequence[str]) -> dict[str, str]:
+        """Return a warning if nothing but noise was found in the sketches of some layers."""
+        if not drowned:
+            return {}
+        key = "method.sketch_noise" if self.noise else "privacy.noise"
+        layers = "layer" if len(drowned) == 1 else "layers"
+        return {
+            "sketch noise": (
+                f"{key}: the noise drowns the signal in {layers} {', '.join(drowned)}; nothing is "
+                "protected there (less noise or more clients would leave some of it)"
+            )
+        }
