@@ -27,7 +27,6 @@ from perdure.core.registry import find_given, is_object
 from perdure.data.load import find_function
 from perdure.evaluation.metrics import METRICS, Metric
 from perdure.methods.registry import METHODS, parts_of
-from perdure.methods.registry import build as build_method
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +43,11 @@ def code_folder(run: str | Path | None) -> Path | None:
 # ---- copies
 
 
-def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> None:
+def save_custom_code(config: Config, method: Method, run: Path, folder: Path | None = None) -> None:
     """Copy the files of custom methods, streams, models and metrics into the run directory.
 
     Files of installed packages are not copied.
     """
-    method = build_method(config.method, folder)
     for kind, part in parts_of(method, config.method["kind"]):
         if not METHODS.is_installed(kind):
             _copy(type(part), run)

@@ -146,7 +146,14 @@ def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
 
 
 def fill_defaults(values: dict[str, Any], method_dir: Path | None = None) -> dict[str, Any]:
-    """Return a `method` section with every hyperparameter that it leaves to its default.
+    """Return a `method` section with every hyperparameter that it leaves to its default."""
+    return build_complete(values, method_dir)[1]
+
+
+def build_complete(
+    values: dict[str, Any], method_dir: Path | None = None
+) -> tuple[Method, dict[str, Any]]:
+    """Return the method of a `method` section, and the section with every hyperparameter.
 
     A custom class may have fields that a config cannot hold: then the section is not changed.
     """
@@ -156,9 +163,10 @@ def fill_defaults(values: dict[str, Any], method_dir: Path | None = None) -> dic
             {"kind": kind, **_options(part)} for kind, part in parts_of(method, values["kind"])
         ]
         whole = {**parts[0], "with": parts[1:]} if len(parts) > 1 else parts[0]
-        return whole if build(whole, method_dir) == method else values
+        holds = is_builtin(values) or build(whole, method_dir) == method
+        return method, whole if holds else values
     except Exception:  # whatever a custom class does
-        return values
+        return method, values
 
 
 def _options(method: Method) -> dict[str, Any]:

@@ -29,13 +29,13 @@ from perdure.contract import (
 from perdure.contract.states import Nothing
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
-from perdure.training.engines.batches import (
+from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.local_training import (
     BatchSchedule,
+    LocalTraining,
     batch_schedule,
     first_dropout_seed,
 )
-from perdure.training.experiment import Experiment, build_experiment
-from perdure.training.local_training import LocalTraining
 from perdure.training.task_plan import local_steps
 
 

@@ -13,14 +13,16 @@ from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
 from perdure.contract.uploads import LocalUpdate, StackedUploads, stack_of_one
 from perdure.core.trees import Tensors, subtract
-from perdure.training.engines.batches import (
+from perdure.training.engines.engine import InProcessEngine
+from perdure.training.local_training import (
+    LocalTraining,
+    SaveClient,
+    Transforms,
     augmentation_draws,
     augmented,
     batch_schedule,
     first_dropout_seed,
 )
-from perdure.training.engines.engine import InProcessEngine
-from perdure.training.local_training import LocalTraining, SaveClient, Transforms
 from perdure.training.optimizers import make_optimizer
 
 

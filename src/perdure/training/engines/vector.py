@@ -19,12 +19,6 @@ from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
 from perdure.contract.uploads import LocalUpdate, StackedUploads
 from perdure.core.trees import Tensors, Tree, pad_stack, subtract
-from perdure.training.engines.batches import (
-    BatchSchedule,
-    augmentation_draws,
-    batch_schedule,
-    first_dropout_seed,
-)
 from perdure.training.engines.engine import InProcessEngine
 from perdure.training.engines.serial import SerialEngine, upload_client
 from perdure.training.engines.traced_steps import (
@@ -33,7 +27,14 @@ from perdure.training.engines.traced_steps import (
     StackedTransforms,
     TracedSteps,
 )
-from perdure.training.local_training import LocalTraining, SaveClient
+from perdure.training.local_training import (
+    BatchSchedule,
+    LocalTraining,
+    SaveClient,
+    augmentation_draws,
+    batch_schedule,
+    first_dropout_seed,
+)
 from perdure.training.optimizers import make_optimizer
 
 # ------------------------------------------------------------------------------------------------
