@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure check-results picture bench mutate release house
+.PHONY: setup demo quick test test-durations check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure check-results picture bench mutate release house
 .PHONY: clean
 
 setup: $(READY)
@@ -29,6 +29,20 @@ test: export OMP_NUM_THREADS = 1
 test: $(READY)
 	@$(MAKE) --no-print-directory --jobs 2 check-types check-style
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# Linters, and one file of tests of each package (tests/quick.txt): what to run after every change.
+quick: export OMP_NUM_THREADS = 1
+quick: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pytest -n 2 --dist worksteal @tests/quick.txt
+
+# CPU seconds of `make test` by folder and the slowest tests; exit code 1 above tests/budget.yaml.
+# ARGS=--record-durations writes the folders of that file again.
+test-durations: export OMP_NUM_THREADS = 1
+test-durations: export PYTHONPATH := .
+test-durations: $(READY)
+	$(BIN)/pytest -n 2 --dist worksteal -p tools.durations $(ARGS)
 
 check-types: $(READY)
 	$(BIN)/mypy
@@ -147,9 +161,9 @@ mutate: $(READY)
 release: $(READY)
 	$(BIN)/python tools/release.py $(ARGS)
 
-# The shape of the code: hops, doors, second dispatches. `tools/house.py --record` records what fell.
+# The shape of the code: hops, doors, second dispatches. ARGS=--record records what fell.
 house: $(READY)
-	$(BIN)/python tools/house.py
+	$(BIN)/python tools/house.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist site .mutate-coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site .mutate-coverage .test-durations.json .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

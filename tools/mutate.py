@@ -40,7 +40,7 @@ from queue import Queue
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = tuple(f"src/perdure/{name}" for name in ("contract", "methods", "engines", "training"))
+FOLDERS = tuple(f"src/perdure/{name}" for name in ("contract", "methods", "training"))
 CACHE = ".mutate-coverage"
 ORDER, REPORTS = "MUTATE_ORDER", "MUTATE_REPORTS"
 """Environment variables: the file with the tests to run, and the file for their outcomes."""

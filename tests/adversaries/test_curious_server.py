@@ -81,8 +81,8 @@ def test_an_upload_holds_no_value_weight_or_secret_in_the_clear() -> None:
         assert sums.request.fixed_point.encode(row).tobytes()[:16] not in data
         assert sums.values[client].tobytes()[:16] not in data
         assert secagg_client.keys.master not in data
-        assert secagg_client._self_seed(sums.request) not in data
-        for pair_secrets in secagg_client._pair_secrets(sums.request).values():
+        assert secagg_client.self_seed(sums.request) not in data
+        for pair_secrets in secagg_client.pair_secrets(sums.request).values():
             assert pair_secrets.seed not in data
             assert pair_secrets.client_pad not in data
 
@@ -127,7 +127,7 @@ def test_seeds_revealed_in_one_round_open_no_other_round() -> None:
     assert len(revealed) == 4
     used = {
         pair_secrets.seed
-        for pair_secrets in FIVE.secagg_clients[0]._pair_secrets(before.request).values()
+        for pair_secrets in FIVE.secagg_clients[0].pair_secrets(before.request).values()
     }
     assert not revealed & used
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from perdure.cli.main import main
+from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.deploy.prediction_input import _json_text
-from perdure.models.pretrained import _config
+from perdure.deploy.prediction_input import read_input
+from perdure.models.pretrained import find_weights
 from perdure.runs.tracking.mlflow import MlflowTracker
 
 DEEP = "[" * 100_000
@@ -30,17 +31,23 @@ def test_rows_of_a_text_file(tmp_path, capsys):
 
 
 def test_rows_to_predict(tmp_path):
-    with pytest.raises(UserError, match="row 3: nested too deep"):
-        _json_text(DEEP, "text", tmp_path / "x.jsonl", 3)
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n' + DEEP + "\n")
+    model = SimpleNamespace(
+        shape=(8,), config=parse({"data": {"source": "text", "path": "x.jsonl"}})
+    )
+    with pytest.raises(UserError, match="row 2: nested too deep"):
+        read_input(path, model)
 
 
 def test_the_config_of_a_pretrained_model(tmp_path):
     (tmp_path / "config.json").write_text(DEEP)
+    (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"a folder whose config\.json is a JSON object"):
-        _config(tmp_path / "config.json", "stranger/model")
+        find_weights(str(tmp_path), "vit")
 
 
 @pytest.mark.parametrize("text", [DEEP, "{}", "[]", "null", ""])
 def test_the_record_of_a_tracker(tmp_path, text):
     (tmp_path / "mlflow.json").write_text(text)
-    assert MlflowTracker._reopen(SimpleNamespace(), tmp_path) is None
+    assert MlflowTracker.reopen(SimpleNamespace(), tmp_path) is None

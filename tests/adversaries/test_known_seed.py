@@ -21,7 +21,7 @@ from in_process import in_process_engine, no_secrets
 
 from perdure.algebra.sketches import GramAccumulator
 from perdure.core.rng import Rng
-from perdure.federation.node.secrets import SecretDraws
+from perdure.federation.node.uploads import SecretDraws
 from perdure.methods.fot import FOT
 from perdure.runs.run import run
 
@@ -68,9 +68,9 @@ SYMMETRIC_ROOT = GramAccumulator.root
 
 def raw_columns(accumulator):
     """The root of perdure 0.3: of few examples, the examples themselves."""
-    if accumulator._gram is not None:
+    if accumulator.gram is not None:
         return SYMMETRIC_ROOT(accumulator)
-    return torch.cat(accumulator._blocks, dim=1)
+    return torch.cat(accumulator.blocks, dim=1)
 
 
 def derived_generators():

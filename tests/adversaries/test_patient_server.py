@@ -29,8 +29,8 @@ from perdure.federation.messages import (
     unpack,
 )
 from perdure.federation.node.policy import NodePolicy
-from perdure.federation.node.release_log import ReleaseLog
-from perdure.federation.node.secrets import SecAggClientStore
+from perdure.federation.node.run import ReleaseLog
+from perdure.federation.node.uploads import SecAggClientStore
 from perdure.federation.node.worker import make_node
 from perdure.privacy.secagg.messages import Declined, DropoutRequest, SumRequest, decode, encode
 from perdure.training.settings import with_method_defaults

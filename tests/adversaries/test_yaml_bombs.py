@@ -15,7 +15,7 @@ from perdure.config import parse
 from perdure.core.documents import yaml_value
 from perdure.core.errors import UserError
 from perdure.federation.admin.folders import NodeFolder, ServerFolder
-from perdure.federation.node.data import _from_list
+from perdure.federation.node.data import find_source
 
 LISTS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
@@ -68,8 +68,9 @@ def test_files_of_runs_and_federations_are_refused(name, tmp_path, capsys):
     for read in (NodeFolder.read, ServerFolder.read):
         with pytest.raises(UserError):
             read(tmp_path)
+    write(tmp_path / "tasks.yaml", name)
     with pytest.raises(UserError):
-        _from_list(parse({}), write(tmp_path / "tasks.yaml", name), 0)
+        find_source(parse({}), tmp_path, 0)
     assert main(["extend", str(tmp_path), "--tasks", "1"]) == 2
     assert main(["watch", str(tmp_path), "--once"]) == 0, "the events alone are shown"
     assert main(["report", str(tmp_path)]) == 2

@@ -79,17 +79,22 @@ def test_the_module_has_the_names_of_training_and_copies(trained: Path) -> None:
     assert {name.partition(".")[0] for name in others} == {"_input", "_state", "_outputs_of"}
 
 
+OTHERS: list[dict[str, Any]] = [
+    {"model": {"kind": "conv", "width": 4, "norm": "batch"}},
+    {"method": {"kind": "fed-l2p", "pool": 3, "top": 2}, "model": {
+        "kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 1, "patch": 4}},
+    {"method": {"kind": "fedavg", "with": [{"kind": "calibrate"}]}},
+    {"stream": {"kind": "permuted", "tasks": 2}, "model": {"hidden": [8], "head": "growing"}},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": {"kind": "conv", "width": 4, "norm": "batch"}},
         {"method": {"kind": "fedprotip", "router": "gaussian", "unknown": 0.01}},
-        {"method": {"kind": "fed-l2p", "pool": 3, "top": 2}, "model": {
-            "kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 1, "patch": 4}},
-        {"method": {"kind": "fedavg", "with": [{"kind": "calibrate"}]}},
-        {"stream": {"kind": "permuted", "tasks": 2}, "model": {"hidden": [8], "head": "growing"}},
+        *(pytest.param(changes, marks=pytest.mark.slow) for changes in OTHERS),
     ],
-    ids=["batch norm", "gaussian", "prompts", "calibrate", "one class in two heads"],
+    ids=["gaussian", "batch norm", "prompts", "calibrate", "one class in two heads"],
 )  # fmt: skip
 def test_a_program_is_the_module_of_any_method(changes: Any, shell: Shell) -> None:
     model = perdure.run({**TINY, "stream": SPLIT, "train": {"rounds": 1}, **changes}, out="run")
@@ -118,9 +123,9 @@ def test_a_file_that_predicts_otherwise_is_not_written(
     shell: Shell, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("model.pt").write_bytes(b"the one before")
-    data, scores = portable_model._WRITERS["state_dict"](perdure.load(trained), torch.zeros(0))
+    data, scores = portable_model.WRITERS["state_dict"](perdure.load(trained), torch.zeros(0))
     wrong = {"state_dict": lambda *_: (data, lambda x: scores(x)[:, ::-1].copy())}
-    monkeypatch.setattr(portable_model, "_WRITERS", wrong)
+    monkeypatch.setattr(portable_model, "WRITERS", wrong)
     said = shell("export", trained, "--format", "state_dict", "--out", "model.pt")
     assert said.code == 1
     assert len(said.err.splitlines()) == 1

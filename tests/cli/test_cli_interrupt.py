@@ -41,6 +41,7 @@ def _outcome(folder: str) -> tuple[object, ...]:
     return values["model_sha256"], values["matrix"], values["bytes"], values["rounds"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_command_it_names_goes_on(shell: Shell) -> None:
     rounds = "train.rounds=60"
     file = str(shell.config(name="my config.yaml"))

@@ -62,6 +62,7 @@ def test_check(shell: Shell) -> None:
     assert tried["difference"] <= 1e-4
 
 
+@pytest.mark.slow
 def test_compare(shell: Shell) -> None:
     words = ["--methods", "fedavg", "--seeds", "0", "--out", "c", "--json", "--references", "none"]
     document = _document(shell("compare", shell.config(), *words))

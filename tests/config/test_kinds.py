@@ -117,8 +117,8 @@ def test_keys_of_other_kinds_are_refused(path: str, kind: str) -> None:
         ),
         (
             {"clients": {"partition": {"kind": ["iid"]}}},
-            "clients.partition.kind: must be 'iid', 'dirichlet', 'shards', 'classes', 'column' or "
-            "'folder', got ['iid']",
+            "clients.partition.kind: must be iid, dirichlet, shards, classes, column, folder, or a "
+            "dotted path to a class, got ['iid']",
         ),
     ],
 )

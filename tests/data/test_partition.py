@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.data.partition import fill_empty, make_partition, random_assignment
+from perdure.data.partition import make_partition
+from perdure.data.partition_kinds import fill_empty, random_assignment
 
 
 def setting(rows=600, classes=10, seed=0):

@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from perdure.config import ColumnPartition, CustomData
+from perdure.config import CustomData
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.core.trees import decode, encode
+from perdure.data.partition_kinds import ColumnPartition
 from perdure.data.python_objects import (
     as_source,
     as_sources,

@@ -57,7 +57,7 @@ def test_a_csv_is_read_alike_with_and_without_pyarrow(tmp_path, monkeypatch, arr
 
 
 def test_pyarrow_reads_numbers_without_the_slow_reader(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_columns.TableFile, "_read_lines", None)
+    monkeypatch.setattr(table_columns.TableFile, "read_lines", None)
     x, _ = load(write(tmp_path, feature_columns=["weight", "height"]))
     assert x.shape == (4, 2)
 

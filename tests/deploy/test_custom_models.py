@@ -134,6 +134,7 @@ def test_an_installed_package_is_not_copied_and_finds_its_files(
     assert perdure.load(out, trust=True).predict(IMAGES).shape == (20,)
 
 
+@pytest.mark.slow
 def test_predict_asks_for_trust(folder: Path, tmp_path: Path) -> None:
     out, rows = tmp_path / "run", tmp_path / "rows.npy"
     assert main(["run", str(folder / "c.yaml"), "--out", str(out), "-q"]) == 0
@@ -209,7 +210,7 @@ def test_an_object_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.Monkey
     frozen = {**BASE, "model": {"kind": net, "frozen": ["first"]}}
     perdure.run(frozen, out=out)
     expected = perdure.load(out).predict(IMAGES)  # this process has it
-    monkeypatch.setattr("perdure.core.registry._GIVEN", {})
+    monkeypatch.setattr("perdure.core.registry.GIVEN", {})
     with pytest.raises(UserError, match=r"model.kind: must be given again as the same nn.Module"):
         perdure.load(out)
     other = Given()  # of the same structure: the trained and the frozen values are the run's

@@ -133,6 +133,7 @@ def test_a_body_that_does_not_say_its_size_is_cut_off(client: Any) -> None:
     assert client.get("/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_small_file_that_is_a_huge_image(client: Any) -> None:
     buffer = io.BytesIO()
     Image.new("1", (8000, 8000)).save(buffer, "png")

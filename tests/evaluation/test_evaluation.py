@@ -175,7 +175,7 @@ def test_large_test_sets_are_judged_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     routes = rng.integers(0, 2, 23).tolist()
     task = a_task(0, labels, everything(labels))
     whole = score(SHARED, 1, task, logits, routes)
-    monkeypatch.setattr(evaluation, "_BATCH_ROWS", 5)
+    monkeypatch.setattr(evaluation, "BATCH_ROWS", 5)
     assert score(SHARED, 1, task, logits, routes) == whole
     assert whole.accuracy["task_aware"] == np.mean(logits[:, :2].argmax(1) == labels)
     assert whole.accuracy["task_agnostic"] == np.mean(logits[:, :4].argmax(1) == labels)

@@ -10,7 +10,7 @@ from perdure.config import Config, dump, parse
 from perdure.contract.uploads import FailedUpload
 from perdure.federation.messages import BadMessage, read_header
 from perdure.federation.node.policy import TRIAL
-from perdure.federation.node.secrets import SecretDraws
+from perdure.federation.node.uploads import SecretDraws
 from perdure.federation.node.worker import Node, make_node
 from perdure.federation.server.engine import FlowerEngine
 from perdure.training.settings import with_method_defaults

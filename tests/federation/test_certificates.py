@@ -25,10 +25,10 @@ def make_home(tmp_path, monkeypatch):
     def make(days: float):
         home = tmp_path / "fed"
         assert main(["federation", "init", str(home), "--nodes", "1", "--host", "localhost"]) == 0
-        monkeypatch.setattr(keys, "_DAYS", days)
+        monkeypatch.setattr(keys, "DAYS", days)
         hosts = certificates.certified_hosts(home / "server")
         keys.write_server_certificate(home / "server", home / "authority", hosts)
-        monkeypatch.setattr(keys, "_DAYS", 825)
+        monkeypatch.setattr(keys, "DAYS", 825)
         return home
 
     return make
@@ -73,7 +73,7 @@ def test_a_file_that_is_no_certificate(make_home):
 def test_a_server_that_runs_for_years_is_warned_again(make_home, caplog, monkeypatch):
     home = make_home(31)
     server, ended = ServerFolder.read(home / "server"), threading.Event()
-    monkeypatch.setattr(keys, "_DAYS", -0.01)
+    monkeypatch.setattr(keys, "DAYS", -0.01)
     monkeypatch.setattr(certificates.log, "error", lambda *words: ended.set())
 
     def check():

@@ -50,7 +50,14 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("ending", ["sys.exit(0)", "sys.exit('a reason')", "raise ValueError('x')"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "sys.exit('a reason')",
+        pytest.param("sys.exit(0)", marks=pytest.mark.slow),
+        pytest.param("raise ValueError('x')", marks=pytest.mark.slow),
+    ],
+)
 def test_forks_serve_and_leave_executor_and_node_alone(ending):
     done = python("-c", SERVE.replace("ENDING", ending))
     said = sorted(done.stdout.splitlines())

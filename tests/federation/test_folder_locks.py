@@ -91,7 +91,7 @@ def in_use(out: Path) -> FileLock:
 def test_a_run_that_another_process_trains_is_not_marked_as_refused(tmp_path, monkeypatch):
     submission, values = submitted(tmp_path)
     lock = in_use(tmp_path / "out")
-    monkeypatch.setattr(apps, "_IN_USE_SECONDS", 0.0)
+    monkeypatch.setattr(apps, "IN_USE_SECONDS", 0.0)
     with pytest.raises(InUse):
         apps.run_submission(values, lambda timeout: None)
     assert submission.outcome is None

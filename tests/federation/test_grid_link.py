@@ -42,8 +42,8 @@ class FakeGrid:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(flower_transport, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(flower_transport, "_RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(flower_transport, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(flower_transport, "RECONNECT_SECONDS", 0.05)
     for name in ("_run_id", "_node_id", "_task_id"):  # as in a process that Flower starts
         monkeypatch.setattr(TaskIdentity, name, 1)
 
@@ -75,7 +75,7 @@ def test_a_node_that_never_connected_is_waited_for_once(monkeypatch):
     monkeypatch.setattr(flower_transport.time, "sleep", waits.append)
     monkeypatch.setattr(flower_transport.time, "monotonic", lambda: sum(waits))
     transport = FlowerTransport(grid, 6.0)
-    for most in (6.0, flower_transport._RECONNECT_SECONDS):
+    for most in (6.0, flower_transport.RECONNECT_SECONDS):
         waits.clear()
         replies = transport.send_and_receive({0: "a", 1: "b"}, b"", 100)
         assert replies == {0: b"a|", 1: FailedUpload(1, "node-1 is not connected")}

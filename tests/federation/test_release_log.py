@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.federation.node.release_log import ReleaseLog, summarize
+from perdure.federation.node.run import ReleaseLog, summarize
 
 ENTRY = {"run": "ab", "task": 1, "kind": "train", "bytes": 7}
 

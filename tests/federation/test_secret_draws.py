@@ -9,7 +9,7 @@ from in_process import in_process_engine, no_secrets
 
 from perdure.contract import ClientResult, Each, Exchange, Method, Needs, Train
 from perdure.core.rng import Rng
-from perdure.federation.node.secrets import SecretDraws
+from perdure.federation.node.uploads import SecretDraws
 from perdure.runs.run import run
 
 CONFIG = {

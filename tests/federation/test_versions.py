@@ -14,7 +14,7 @@ from perdure.core.version import __version__
 from perdure.federation import apps
 from perdure.federation.messages import BadMessage
 from perdure.federation.server import transport
-from perdure.federation.server.transport import _read_reply, make_content
+from perdure.federation.server.transport import make_content, read_reply
 
 MAJOR, MINOR, PATCH = Version(__version__).release
 OTHER = [
@@ -39,13 +39,13 @@ def message_of(monkeypatch):
 
 
 def test_equal_versions_work_together(message_of):
-    assert _read_reply(3, message_of(__version__), 100) == b"body"
-    apps._check_version(message_of(__version__))
+    assert read_reply(3, message_of(__version__), 100) == b"body"
+    apps.check_version(message_of(__version__))
 
 
 @pytest.mark.parametrize("version", [*OTHER, None])
 def test_the_server_names_a_node_of_another_version(message_of, version):
-    failure = _read_reply(3, message_of(version), 100)
+    failure = read_reply(3, message_of(version), 100)
     expected = f"node-3: must run perdure {__version__} as the server, got "
     assert failure.reason == expected + ("none" if version is None else version)
     assert failure.answered
@@ -54,4 +54,4 @@ def test_the_server_names_a_node_of_another_version(message_of, version):
 @pytest.mark.parametrize("version", [*OTHER, None])
 def test_a_node_refuses_a_server_of_another_version(message_of, version):
     with pytest.raises(BadMessage, match=f"the server must run perdure {__version__}"):
-        apps._check_version(message_of(version))
+        apps.check_version(message_of(version))

@@ -6,21 +6,17 @@ import json
 import sys
 from pathlib import Path
 
+import house_source
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import house_source
 
 import house
 
 RECORDED = json.loads(house.SHAPE.read_text(encoding="utf-8"))
 
 
-def test_the_shape_has_not_risen() -> None:
-    measures, _ = house.shape(house.TRACED[:1])
-    assert house.risen(measures, RECORDED) == []
+def test_the_shape_has_not_risen(traced: tuple[dict[str, int], dict[str, list[str]]]) -> None:
+    assert house.risen(traced[0], RECORDED) == []
 
 
 @pytest.mark.slow

@@ -63,6 +63,7 @@ def test_a_head_that_is_never_averaged_stays_with_its_client() -> None:
     assert state.ledger.by_field["up/update"] / 3 <= 4 * size + 600
 
 
+@pytest.mark.slow
 def test_without_a_common_head_accuracy_is_the_mean_over_clients() -> None:
     """Each client's head on the common prompts, by numpy."""
     train = {**DIGITS["train"], "max_steps": 10}

@@ -136,6 +136,7 @@ def test_later_tasks_change_no_key() -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
+@pytest.mark.slow
 def test_mean_keys_find_the_task_far_above_chance() -> None:
     """Chance is 1/5; keys that were trained for one step are near it."""
     routing = {}

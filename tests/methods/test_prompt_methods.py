@@ -137,6 +137,7 @@ def test_engines_agree(method: dict[str, Any], caplog: pytest.LogCaptureFixture)
     assert not any("cannot be stacked" in record.message for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_engines_inject_the_same_prototypes_in_the_same_epoch() -> None:
     """Clients of unequal size: in one step of a stack they are in different epochs."""
     clients = {"partition": {"kind": "classes", "fraction": 0.4, "disjoint": True}}
@@ -152,6 +153,7 @@ def test_engines_inject_the_same_prototypes_in_the_same_epoch() -> None:
         torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["shared", "growing"])
 def test_recorded_steps_serve_in_later_tasks(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared head: one recording without prototypes and one with them; and the same model."""

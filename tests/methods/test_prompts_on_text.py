@@ -43,7 +43,7 @@ def test_engines_agree(method: dict[str, Any], tmp_path: Path) -> None:
         experiment = build_experiment(parse(values))
         state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
         if isinstance(experiment.engine, VectorEngine):
-            assert experiment.engine._serial is None  # it has not fallen back
+            assert not experiment.engine.choice()["serial"]  # it has not fallen back
         found.append(state.server.params)
     assert all(name.startswith(("prompt.", "head.")) for name in found[0])
     for name, value in found[0].items():
@@ -68,7 +68,7 @@ def test_methods_of_other_papers_run_on_texts(
     state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     assert all(torch.isfinite(value).all() for value in state.server.params.values())
     if isinstance(experiment.engine, VectorEngine):
-        assert experiment.engine._serial is None
+        assert not experiment.engine.choice()["serial"]
 
 
 @pytest.mark.parametrize(

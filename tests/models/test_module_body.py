@@ -15,7 +15,6 @@ from perdure.methods.parts.protected_layers import layer_columns
 from perdure.models import ForwardPass
 from perdure.models.adapter import module_body
 from perdure.models.adapter.module_body import ModuleBody
-from perdure.models.adapter.probe import RunnableModule
 
 ROWS = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -83,15 +82,15 @@ def test_rows_are_predicted_in_parts_unless_a_norm_needs_all(
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(16, track_running_stats=statistics == "running")
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), norm, nn.Linear(16, 3)).eval()
-    body, calls = ModuleBody(module, ROWS), []
-    monkeypatch.setattr(module_body, "_PART_VALUES", 2 * 64)
-    call = RunnableModule.__call__
-    monkeypatch.setattr(
-        RunnableModule, "__call__", lambda *given: calls.append(len(given[2])) or call(*given)
-    )
+    calls: list[int] = []
+    module[0].register_forward_pre_hook(lambda _, given: calls.append(len(given[0])))
+    body = ModuleBody(module, ROWS)
+    monkeypatch.setattr(module_body, "PART_VALUES", 2 * 64)
     params, buffers = body.init(torch.Generator())
+    expected = module[:3](ROWS)
+    calls.clear()
     features = body.features(params, ROWS, ForwardPass(buffers=buffers))
-    torch.testing.assert_close(features, module[:3](ROWS))
+    torch.testing.assert_close(features, expected)
     assert calls == ([2, 2, 2] if statistics == "running" else [6])
 
 

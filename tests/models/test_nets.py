@@ -101,8 +101,8 @@ def test_a_built_in_module_stands_the_trial_of_users_modules(name: str) -> None:
         module = parse({"model": {**config, **options}}).model.make_module(shape)
         tried = ModuleBody(module, torch.randn(6, *shape), head_layer="none")
         assert isinstance(body, ModuleBody)
-        assert body._seen == tried._seen
-        assert not tried._seen.stacked_mode
+        assert body.examination == tried.examination
+        assert not tried.examination.stacked_mode
         assert tried.vector_reason is None
         assert tried.unprotected == ()
 

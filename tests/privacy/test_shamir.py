@@ -10,7 +10,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.privacy.secagg.shamir import PRIME, combine, share, weights_at_zero
+from perdure.privacy.secagg.keys import PRIME, combine_shares, split_secret, weights_at_zero
 
 
 def solve(rows: list[tuple[int, int]]) -> list[int]:
@@ -54,15 +54,15 @@ def test_any_t_shares_give_the_secret(
     chosen = sorted(data.draw(st.permutations(range(1, clients + 1)))[:threshold])
     source = random.Random(seed)
     coefficients = {k: source.randrange(PRIME) for k in range(1, threshold)}
-    shares = share(secret, range(1, clients + 1), threshold, coefficients.__getitem__)
-    assert combine(shares, weights_at_zero(chosen)) == secret
+    shares = split_secret(secret, range(1, clients + 1), threshold, coefficients.__getitem__)
+    assert combine_shares(shares, weights_at_zero(chosen)) == secret
     solved = solve([(x, number(shares[x])) for x in chosen])
     assert solved == [number(secret), *(coefficients[k] for k in range(1, threshold))]
 
 
 def test_fewer_shares_are_consistent_with_every_secret() -> None:
     """For any two of three needed shares there is a polynomial with any other secret."""
-    shares = share(bytes(range(32)), range(1, 6), 3, lambda k: 12345 * k)
+    shares = split_secret(bytes(range(32)), range(1, 6), 3, lambda k: 12345 * k)
     for pair in combinations(range(1, 6), 2):
         for other in (0, 1, 2**200):
             points = [(0, other), *((x, number(shares[x])) for x in pair)]
@@ -70,12 +70,12 @@ def test_fewer_shares_are_consistent_with_every_secret() -> None:
 
 
 def test_shares_of_different_secrets_are_detected() -> None:
-    shares = share(bytes(32), range(1, 6), 3, lambda k: 99 * k)
+    shares = split_secret(bytes(32), range(1, 6), 3, lambda k: 99 * k)
     shares[2] = bytes([shares[2][0] ^ 1]) + shares[2][1:]
-    assert combine(shares, weights_at_zero([1, 2, 3])) != bytes(32)
+    assert combine_shares(shares, weights_at_zero([1, 2, 3])) != bytes(32)
 
 
 @pytest.mark.parametrize(("points", "threshold"), [([1, 1], 1), ([0, 1], 1), ([1, 2], 3), ([1], 0)])
 def test_impossible_sharings_are_refused(points: list[int], threshold: int) -> None:
     with pytest.raises(ValueError, match="cannot share"):
-        share(bytes(32), points, threshold, lambda k: k)
+        split_secret(bytes(32), points, threshold, lambda k: k)

@@ -235,6 +235,7 @@ def test_a_recipe_is_good_on_data_of_its_names(
     assert built.task_count == values["stream"].get("tasks", built.task_count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", LARGE, ids=_name)
 def test_a_recipe_of_the_papers_size_makes_a_round_of_two_tasks(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -85,9 +85,7 @@ def trained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def probabilities(run: Path, x: Array) -> Array:
-    model = perdure.load(run)
-    inputs = torch.cat(list(model._chunks(x)))
-    logits = model.method.predict(model.server, inputs, model.network)
+    logits = perdure.load(run).module(torch.from_numpy(x))
     return logits.detach().double().softmax(1).numpy()
 
 

@@ -24,7 +24,7 @@ class FakeWindows:
 
 def test_windows_locks_are_used_where_there_are_no_others(tmp_path, monkeypatch):
     fake = FakeWindows()
-    monkeypatch.setattr(lock, "_module", {"msvcrt": fake, "fcntl": None}.get)
+    monkeypatch.setattr(lock, "lock_module", {"msvcrt": fake, "fcntl": None}.get)
     first = lock.FileLock(tmp_path / "lock")
     first.acquire()
     assert first.holder() == str(os.getpid())
@@ -44,7 +44,7 @@ def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
             asked.append("flock")
             raise OSError(95, "not supported")
 
-    monkeypatch.setattr(lock, "_module", {"fcntl": NoLocks()}.get)
+    monkeypatch.setattr(lock, "lock_module", {"fcntl": NoLocks()}.get)
     held = lock.FileLock(tmp_path / "lock")
     held.acquire()
     assert asked == ["flock"]

@@ -166,6 +166,7 @@ def judged(root: Path, source: str, after: str, covered: mutate.Covered, limit: 
     return mutate.evaluator(mutant, covered, root, mutate.Limits(limit, 60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["if x >= TOP:", "if x < TOP:", "TOP = 3", "return a - a"])
 def test_a_mutant_is_judged_by_the_tests_of_its_line(tiny, after):
     covered = mutate.Covered({HIGH: 0.1, LOW: 0.2}, {PATH: {5: [0, 1], 6: [0], 7: [1]}})

@@ -43,22 +43,22 @@ def gaussian_sketch(columns: Tensor, size: int, generator: torch.Generator) -> T
 class GramAccumulator:
     """Accumulates X X^T of a matrix X whose columns arrive in blocks, holding at most d columns."""
 
-    _blocks: list[Tensor] = field(default_factory=list)
-    _gram: Tensor | None = None
+    blocks: list[Tensor] = field(default_factory=list)
+    gram: Tensor | None = None
 
     def add(self, block: Tensor) -> None:
         """Add n columns, float [d, n]."""
-        self._blocks.append(block)
-        if sum(columns.shape[1] for columns in self._blocks) > block.shape[0]:
+        self.blocks.append(block)
+        if sum(columns.shape[1] for columns in self.blocks) > block.shape[0]:
             self._fold()
 
     def _fold(self) -> None:
         """Add the product of each block to X X^T, and drop the blocks."""
-        for block in self._blocks:
+        for block in self.blocks:
             columns = block.double()
             gram = columns @ columns.T
-            self._gram = gram if self._gram is None else self._gram + gram
-        self._blocks = []
+            self.gram = gram if self.gram is None else self.gram + gram
+        self.blocks = []
 
     def root(self) -> Tensor:
         """Return the symmetric root R = (X X^T)^(1/2), float [d, d].
@@ -67,12 +67,12 @@ class GramAccumulator:
         with them a sketch of R. Its columns are mixtures of all columns of X, so that a sketch of R
         never has single columns of X in it, however few there are.
         """
-        if self._gram is None:
-            columns = torch.cat(self._blocks, dim=1).double()
+        if self.gram is None:
+            columns = torch.cat(self.blocks, dim=1).double()
             vectors, lengths, _ = torch.linalg.svd(columns, full_matrices=False)
         else:
             self._fold()
-            values, vectors = torch.linalg.eigh(self._gram)
+            values, vectors = torch.linalg.eigh(self.gram)
             lengths = values.clamp(min=0).sqrt()
         root: Tensor = (vectors * lengths) @ vectors.T
         return root.float()

@@ -31,8 +31,7 @@ from perdure.federation.admin.submission import (
 )
 from perdure.federation.admin.trial import follow
 from perdure.federation.node.process import run_node
-from perdure.federation.node.release_log import LOG_NAME, ReleaseLog, summarize
-from perdure.federation.node.run import clean_state
+from perdure.federation.node.run import LOG_NAME, ReleaseLog, clean_state, summarize
 from perdure.federation.server.process import running_server
 from perdure.federation.settings import node_count
 

@@ -3,102 +3,62 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import field_serializer, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_serializer, model_validator
+from pydantic_core import PydanticCustomError
 
 from perdure.config.section import (
-    ByKind,
+    ChosenByKind,
     ConfigSection,
-    Fraction,
-    PositiveFloat,
+    KindSection,
     PositiveInt,
     Probability,
-    Text,
+    read_kind,
 )
 
 ROUNDING = 1e-9
 """0.7 of 10 clients is 7 of them, though the product is a little less."""
 
 
-class IidPartition(ConfigSection):
-    """Every client holds an equally large random sample of a task.
+class PartitionConfig(KindSection):
+    """How each task's examples are divided among the clients. A kind is a subclass with its keys.
 
-    Example: `partition: {kind: iid}`
+    A registry names the kind: `PARTITIONS` of perdure.data.partition_kinds, an entry point, or the
+    dotted path of the class.
     """
 
-    kind: Literal["iid"] = "iid"
+    registry_path: ClassVar[str] = "perdure.data.partition_kinds:PARTITIONS"
+
+    kind: str = ""
     """How each task's examples are divided among the clients: iid, dirichlet, shards or classes;
     or column or folder, if the data says who holds what."""
 
+    is_natural: ClassVar[bool] = False
+    """Whether the data says who the clients are."""
+    in_folders: ClassVar[bool] = False
+    """Whether every client has a folder of images."""
+    needs_classes: ClassVar[bool] = False
+    """Whether rows are divided by their classes, so that numbers cannot be."""
 
-class DirichletPartition(ConfigSection):
-    """Each class is divided in proportions drawn from a Dirichlet distribution.
+    @property
+    def column(self) -> str | None:
+        """The column that names the client of a row. None if there is none."""
+        return None
 
-    Example: `partition: {kind: dirichlet, alpha: 0.5}`
-    """
+    def fewest_rows(self, clients: int) -> int:
+        """Return the rows that a task must have to be divided among this many clients."""
+        return clients
 
-    kind: Literal["dirichlet"] = "dirichlet"
-    alpha: PositiveFloat = 0.5
-    """Concentration of the Dirichlet distribution; small values make clients unequal."""
+    def divide(self, task: Any, rng: Any) -> Any:
+        """Return who holds which rows, a `perdure.data.partition.Partition`.
 
+        Args:
+            task: A `perdure.data.partition.TaskRows`: rows, labels and the clients that see them.
+            rng: numpy generator of all draws, the same for the same seed and task.
 
-class ShardsPartition(ConfigSection):
-    """Examples are sorted by label and cut into shards; each client holds some of them.
-
-    Example: `partition: {kind: shards, per_client: 2}`
-    """
-
-    kind: Literal["shards"] = "shards"
-    per_client: PositiveInt = 2
-    """Shards per client."""
-
-
-class ClassesPartition(ConfigSection):
-    """Each client holds some of a task's classes.
-
-    Example: `partition: {kind: classes, fraction: 0.6}`
-    """
-
-    kind: Literal["classes"] = "classes"
-    fraction: Fraction = 0.6
-    """Fraction of a task's classes that a client holds, rounded up: 0.6 is 6 of 10 and 2 of 2."""
-    disjoint: bool = False
-    """Divide the examples of a class among the clients that hold it. If false, each of them holds
-    all."""
-
-
-class ColumnPartition(ConfigSection):
-    """The data names the client of every row, such as the hospital of a patient.
-
-    Example: `partition: {kind: column, name: hospital}`
-    """
-
-    kind: Literal["column"] = "column"
-    name: Text = "client"
-    """Column of a table or Hugging Face data set, field of JSON lines, or array of an npz file."""
-
-
-class FolderPartition(ConfigSection):
-    """Every client has a folder: client/class/image, or client/domain/class/image.
-
-    Example: `partition: {kind: folder}`
-    """
-
-    kind: Literal["folder"] = "folder"
-
-
-NaturalPartition = ColumnPartition | FolderPartition
-"""Partitions in which the data says who the clients are."""
-PartitionConfig = Annotated[
-    IidPartition
-    | DirichletPartition
-    | ShardsPartition
-    | ClassesPartition
-    | ColumnPartition
-    | FolderPartition,
-    ByKind(),
-]
+        """
+        raise NotImplementedError
 
 
 class ClientsConfig(ConfigSection):
@@ -112,7 +72,9 @@ class ClientsConfig(ConfigSection):
     null, omitted or equal."""
     per_round: PositiveInt | None = None
     """Clients sampled per round among those with data of the task. If None, all of them."""
-    partition: PartitionConfig = IidPartition()
+    partition: Annotated[SerializeAsAny[PartitionConfig], ChosenByKind()] = Field(
+        default_factory=PartitionConfig.default
+    )
     """How each task's examples are divided among the clients."""
     dropout: Probability = 0.0
     """Expected fraction of the sampled clients that never upload, in [0, 1)."""
@@ -124,8 +86,7 @@ class ClientsConfig(ConfigSection):
     @property
     def is_counted(self) -> bool:
         """Whether the number of clients is known without reading the data."""
-        is_natural = isinstance(self.partition, NaturalPartition)
-        return not is_natural or "count" in self.model_fields_set
+        return not self.partition.is_natural or "count" in self.model_fields_set
 
     @field_serializer("count")
     def _null_if_not_counted(self, count: int) -> int | None:
@@ -134,13 +95,17 @@ class ClientsConfig(ConfigSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _counted_in_the_data(cls, values: Any) -> Any:
+    def _counted_in_the_data(cls, values: Any, info: ValidationInfo) -> Any:
         """Drop `count: null` beside a natural partition."""
         if not isinstance(values, dict) or values.get("count", 0) is not None:
             return values
-        partition = values.get("partition")
-        kind = partition.get("kind") if isinstance(partition, dict) else partition
-        if kind not in ("column", "folder") and not isinstance(kind, NaturalPartition):
+        section = values.get("partition", {})
+        try:
+            if not isinstance(section, PartitionConfig):
+                section = read_kind(PartitionConfig, section, info.context)
+        except (ValueError, PydanticCustomError):  # it is said when the key itself is read
+            return values
+        if not (isinstance(section, PartitionConfig) and section.is_natural):
             return values
         return {key: value for key, value in values.items() if key != "count"}
 

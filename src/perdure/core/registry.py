@@ -49,7 +49,7 @@ def is_installed(module: str) -> bool:
 # Classes, functions and objects that were given in Python, by the names that configs hold.
 # ------------------------------------------------------------------------------------------------
 
-_GIVEN: dict[str, Any] = {}
+GIVEN: dict[str, Any] = {}
 _OBJECT = "given:"
 
 
@@ -57,9 +57,9 @@ def dotted_path(value: Any) -> str:
     """Return the dotted path of a class or function, by which this process finds it again."""
     path = f"{value.__module__}.{value.__qualname__}"
     if getattr(sys.modules.get(value.__module__), value.__qualname__, None) is not value:
-        _GIVEN[path] = value
+        GIVEN[path] = value
     else:
-        _GIVEN.pop(path, None)  # an earlier class of this name, such as one of a cell run again
+        GIVEN.pop(path, None)  # an earlier class of this name, such as one of a cell run again
     return path
 
 
@@ -73,7 +73,7 @@ def kind_of(value: Any) -> Any:
         return dotted_path(value)
     if callable(value) and hasattr(value, "state_dict"):
         kind = object_kind(value)
-        _GIVEN[kind] = copy.deepcopy(value)
+        GIVEN[kind] = copy.deepcopy(value)
         return kind
     return value
 
@@ -103,7 +103,7 @@ def give_again(kind: str, value: Any, exactly: bool = False) -> None:
     )
     if not same:
         raise bad_value("model", new, f"the one that the run was made with, {kind!r}")
-    _GIVEN[kind] = value
+    GIVEN[kind] = value
 
 
 def object_name(name: str, content: str) -> str:
@@ -114,11 +114,11 @@ def object_name(name: str, content: str) -> str:
 @contextmanager
 def giving(name: str, value: Any) -> Iterator[None]:
     """Let an object be found under a name for a while."""
-    _GIVEN[name] = value
+    GIVEN[name] = value
     try:
         yield
     finally:
-        _GIVEN.pop(name, None)
+        GIVEN.pop(name, None)
 
 
 def is_object(kind: Any) -> bool:
@@ -128,7 +128,7 @@ def is_object(kind: Any) -> bool:
 
 def find_given(kind: str) -> Any:
     """Return what was given in this process under a name, or None."""
-    return _GIVEN.get(kind)
+    return GIVEN.get(kind)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, NaturalPartition
+from perdure.config import Config
+from perdure.config.sentences import join_or
 from perdure.core.errors import UserError, bad_value
 from perdure.data.examples import Array, Examples, Source
 from perdure.data.labels import sort_names
@@ -22,7 +23,7 @@ Names = Sequence[str] | Array
 def config_location(config: Config, key: str = "data", number: int = 0) -> ConfigLocation:
     """Return the position of a source in a config, with the partition if it is a natural one."""
     partition = config.clients.partition
-    natural = partition if isinstance(partition, NaturalPartition) else None
+    natural = partition if partition.is_natural else None
     return ConfigLocation(key, number, natural, config.data.target == "number")
 
 
@@ -77,7 +78,7 @@ def check_clients(config: Config, source: Source) -> None:
 
     """
     partition = config.clients.partition
-    if not isinstance(partition, NaturalPartition):
+    if not partition.is_natural:
         return
     if source.client_names is None:
         raise bad_value("clients.partition.kind", partition.kind, _suitable(config))
@@ -89,5 +90,7 @@ def check_clients(config: Config, source: Source) -> None:
 
 
 def _suitable(config: Config) -> str:
-    others = "iid, dirichlet, shards or classes"
-    return f"{others}, since data.source {config.data.source!r} does not name clients like this"
+    registry = type(config.clients.partition).registry()
+    others = [kind for kind in registry.builtin if not registry.find(kind).is_natural]
+    source = config.data.source
+    return f"{join_or(others)}, since data.source {source!r} does not name clients like this"

@@ -13,7 +13,6 @@ from perdure.config import (
     DataConfig,
     DigitsData,
     FolderData,
-    FolderPartition,
     HuggingfaceData,
     IdxData,
     NamedData,
@@ -267,7 +266,7 @@ def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
             return load_npz(config, rng, location)
         case IdxData():
             return load_idx(config, location)
-        case FolderData() if isinstance(location.clients, FolderPartition):
+        case FolderData() if location.in_client_folders:
             return load_client_folders(config, rng, location)
         case FolderData():
             return load_folder(config, rng, location)
@@ -288,7 +287,7 @@ def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> lis
     match config:
         case NpzData():
             return load_npz_domains(config, rng, location)
-        case FolderData() if isinstance(location.clients, FolderPartition):
+        case FolderData() if location.in_client_folders:
             return load_client_domains(config, rng, location)
         case FolderData():
             return load_folder_domains(config, rng, location)

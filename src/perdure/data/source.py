@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import ColumnPartition, NaturalPartition
+from perdure.config import PartitionConfig
 from perdure.core.errors import UserError
 from perdure.data.examples import Array
 
@@ -21,7 +21,7 @@ class ConfigLocation:
     """Key of the section that describes the source."""
     number: int = 0
     """Number of the source within its stream, by which its random draws differ."""
-    clients: NaturalPartition | None = None
+    clients: PartitionConfig | None = None
     """The partition, if the data says which client holds a row."""
     numbers: bool = False
     """Whether targets are numbers, by `data.target`."""
@@ -29,9 +29,14 @@ class ConfigLocation:
     """Whether it is the local data of a node, which may lack classes that it is tested on."""
 
     @property
+    def in_client_folders(self) -> bool:
+        """Whether every client has a folder."""
+        return self.clients is not None and self.clients.in_folders
+
+    @property
     def client_column(self) -> str | None:
         """The column that names the client of a row. None if there is none."""
-        return self.clients.name if isinstance(self.clients, ColumnPartition) else None
+        return None if self.clients is None else self.clients.column
 
     def client_error(self, expected: str) -> UserError:
         """Return the error for a column of clients that is not there."""

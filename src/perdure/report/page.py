@@ -179,7 +179,7 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
 
 
 def table_html(shown: Table, counts: bool = True) -> Html:
-    """Return a table; references stand below a row of their own."""
+    """Return a table; references stand below a separate row."""
     heads = ["method", *(["n"] if counts else []), *(column.title for column in shown.columns)]
     rows: list[list[Content]] = []
     for row in shown.rows:

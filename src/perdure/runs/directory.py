@@ -119,7 +119,7 @@ class FileLock:
 
 def _lock(handle: int) -> None:
     """Lock an open file, or raise BlockingIOError. File systems without locks are accepted."""
-    fcntl, msvcrt = _module("fcntl"), _module("msvcrt")
+    fcntl, msvcrt = lock_module("fcntl"), lock_module("msvcrt")
     if fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,7 +142,7 @@ def _lock_windows(msvcrt: Any, handle: int) -> None:
         os.lseek(handle, 0, os.SEEK_SET)
 
 
-def _module(name: str) -> Any:
+def lock_module(name: str) -> Any:
     """Return a module of the standard library, or None if this platform lacks it."""
     try:
         return importlib.import_module(name)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from perdure.config import (
     Config,
-    IidPartition,
-    NaturalPartition,
 )
+from perdure.config.sentences import join_or
 from perdure.contract.exchanges import Train, split_exchanges
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
@@ -66,8 +65,10 @@ def check_numbers_possible(needs: Needs, config: Config) -> None:
     if getattr(config.stream, "labels", "shared") == "separate":
         raise bad_value("stream.labels", "separate", f"shared {with_numbers}")
     partition = config.clients.partition
-    if not isinstance(partition, IidPartition | NaturalPartition):
-        expected = f"iid, column or folder {with_numbers}, since there are no classes to divide by"
+    if partition.needs_classes:
+        registry = type(partition).registry()
+        kinds = join_or([k for k in registry.builtin if not registry.find(k).needs_classes])
+        expected = f"{kinds} {with_numbers}, since there are no classes to divide by"
         raise bad_value("clients.partition.kind", partition.kind, expected)
     if config.model.head == "growing":
         raise bad_value("model.head", "growing", f"shared {with_numbers}")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, NaturalPartition
+from perdure.config import Config
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import (
     TaskExchanges,
@@ -334,5 +334,5 @@ def build_experiment(
 
 def _metrics(config: Config, folder: Path | None) -> dict[str, Metric]:
     """Return the metrics that are computed; clients are scored where the data names them."""
-    by_client = isinstance(config.clients.partition, NaturalPartition)
+    by_client = config.clients.partition.is_natural
     return make_metrics(config.evaluate.metrics, config.data.target, by_client, folder)

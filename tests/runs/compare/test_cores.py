@@ -28,6 +28,6 @@ from perdure.runs.compare.processes import CpuBudget
     ],
 )
 def test_threads_of_a_job(said, asked, runs, expected, monkeypatch):
-    monkeypatch.setattr(jobs, "_cores", lambda: 4)
+    monkeypatch.setattr(jobs, "available_cores", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     assert CpuBudget.divide(asked, runs) == expected

@@ -114,7 +114,7 @@ def test_a_server_that_does_not_answer_is_refused_after_one_retry(
             seen.append(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES"))
             raise ConnectionError("refused")
 
-    monkeypatch.setattr("perdure.runs.tracking.mlflow._client", lambda place: Deaf())
+    monkeypatch.setattr("perdure.runs.tracking.mlflow.mlflow_client", lambda place: Deaf())
     for retries in (None, "4"):
         if retries:
             monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", retries)

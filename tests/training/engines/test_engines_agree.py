@@ -67,7 +67,7 @@ def test_every_model(model: dict[str, Any]) -> None:
     assert_same({**TINY, **few, "model": model})
 
 
-@pytest.mark.parametrize("norm", ["group", "none"])
+@pytest.mark.parametrize("norm", ["group", pytest.param("none", marks=pytest.mark.slow)])
 def test_twenty_layers(norm: str) -> None:
     assert_same({**TINY, **FEW, "model": {"kind": "resnet20", "norm": norm, "width": 4}})
 

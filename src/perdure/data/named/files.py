@@ -19,7 +19,6 @@ import numpy as np
 
 from perdure.config import (
     DATA_SETS,
-    ColumnPartition,
     DataSet,
     Hub,
     HuggingfaceData,
@@ -31,6 +30,7 @@ from perdure.core.registry import is_installed
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Source
 from perdure.data.named.official import Arrays, TextRows, with_classes
+from perdure.data.partition_kinds import ColumnPartition
 from perdure.data.rows import Reading, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.huggingface import (

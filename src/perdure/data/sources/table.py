@@ -91,7 +91,7 @@ class TableFile:
         self, numbers: Sequence[str], words: Sequence[str]
     ) -> tuple[Array, list[list[str]]]:
         fast = self._read_with_arrow(numbers, words)
-        return fast or self._read_lines(numbers, words)
+        return fast or self.read_lines(numbers, words)
 
     def _read_with_arrow(
         self, numbers: Sequence[str], words: Sequence[str]
@@ -109,7 +109,7 @@ class TableFile:
             return None  # the standard library says in which line
         return _columns(table, numbers, words)
 
-    def _read_lines(
+    def read_lines(
         self, numbers: Sequence[str], words: Sequence[str]
     ) -> tuple[Array, list[list[str]]]:
         header, *rows = self._lines()

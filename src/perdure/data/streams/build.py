@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, DomainConfig, Extension, NaturalPartition
+from perdure.config import Config, DomainConfig, Extension
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import append_clients, check_clients, config_location, unify_clients
@@ -63,8 +63,7 @@ def with_added_clients(config: Config) -> Config:
     a setting of the extension.
     """
     extension = config.extensions[-1]
-    is_natural = isinstance(config.clients.partition, NaturalPartition)
-    if not is_natural or extension.data is None:
+    if not config.clients.partition.is_natural or extension.data is None:
         return config
     every = [*_sources(config), *_added_sources(config)]
     count = len({name for source in every for name in source.client_names or ()})

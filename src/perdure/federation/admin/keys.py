@@ -25,7 +25,7 @@ from perdure.federation.admin.folders import NodeFolder, ServerFolder
 # Create the keys of a federation: a local authority, the server's certificate, node keys.
 # ------------------------------------------------------------------------------------------------
 
-_DAYS = 825
+DAYS = 825
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
 """Names under which processes of the same machine reach the server."""
 
@@ -106,7 +106,7 @@ def _draft(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=_DAYS))
+        .not_valid_after(now + timedelta(days=DAYS))
     )
 
 

@@ -25,9 +25,9 @@ _GAVE_UP = b"SSL/TLS handshake error detected"
 """Flower's message when it stops to reconnect, as after a line was cut while a connection was made.
 Its process then remains without a connection."""
 _UNCERTIFIED = b"certificate verify failed"
-_RETRY_SECONDS, _ATTEMPTS = 15.0, 12
+_RETRY_SECONDS, ATTEMPTS = 15.0, 12
 """A server notices within a minute or two that a node is gone."""
-_POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0
 _KEY_REFUSED = (
     "its key is not registered, or the server still considers its previous connection alive"
 )
@@ -56,14 +56,14 @@ def run_node(folder: NodeFolder, data: Path | None = None) -> None:
         if gave_up and _UNCERTIFIED in output:
             raise RunError(f"the server at {folder.server} is not certified by ca.pem")
         refusals = refusals + 1 if is_refused else 0
-        if refusals >= _ATTEMPTS:
+        if refusals >= ATTEMPTS:
             raise RunError(f"the server refuses {node_name(folder.number)}: {_KEY_REFUSED}")
         reason = f"the server refuses this node: {_KEY_REFUSED}" if is_refused else "no connection"
         log.warning("%s; retry in %g s", reason, _RETRY_SECONDS)
-        _pause(_RETRY_SECONDS)
+        pause(_RETRY_SECONDS)
 
 
-def _pause(seconds: float) -> None:
+def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
@@ -72,7 +72,7 @@ def _wait_for_end(child: Child, lines: LineReader) -> bool:
     while child.process.poll() is None:
         gave_up = any(_GAVE_UP in line for line in lines.read_new())
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(_POLL_SECONDS)  # in which it also logs why it gave up
+            child.process.wait(POLL_SECONDS)  # in which it also logs why it gave up
         if gave_up:
             return True
     return any(_GAVE_UP in line for line in lines.read_new())

@@ -39,14 +39,16 @@ from perdure.federation.node.policy import (
     check_releases,
     check_survivors,
 )
-from perdure.federation.node.release_log import (
+from perdure.federation.node.run import (
     LOG_NAME,
+    RUN_NAME,
     Entry,
+    NodeRun,
     ReleaseLog,
+    SentReplies,
     reply_entry,
     upload_entry,
 )
-from perdure.federation.node.run import RUN_NAME, NodeRun, SentReplies
 from perdure.federation.node.uploads import ClientExchanges, ClientUpload, ReceivedBroadcast
 from perdure.federation.settings import node_count
 from perdure.privacy.chain import make_chain

@@ -18,8 +18,8 @@ from perdure.federation.admin.folders import node_name, node_number
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.3
-_RECONNECT_SECONDS = 15.0
+POLL_SECONDS = 0.3
+RECONNECT_SECONDS = 15.0
 """Time to wait for a node that was connected before and is not now."""
 _EXPIRY_SECONDS = 60
 """Time for which Flower stores a message beyond the timeout."""
@@ -109,10 +109,10 @@ class FlowerTransport:
             for message in self._grid.pull_messages(list(pending)):
                 node = pending.pop(message.metadata.reply_to_message_id, None)
                 if node is not None:
-                    replies[node] = _read_reply(node, message, limit)
+                    replies[node] = read_reply(node, message, limit)
                     gone |= {node} if _reports_absence(message) else set()
             if pending:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
         late = f"no answer within {self._timeout:g} s"
         return replies | {node: FailedUpload(node, late) for node in pending.values()}, gone
 
@@ -122,14 +122,14 @@ class FlowerTransport:
         A node that got no request before may still be starting, so it is waited for longer.
         """
         is_new = any(node not in self._requested for node in wanted)
-        end = time.monotonic() + (self._timeout if is_new else _RECONNECT_SECONDS)
+        end = time.monotonic() + (self._timeout if is_new else RECONNECT_SECONDS)
         self._requested.update(wanted)
         while True:
             ids = {node_number(info.name): info.node_id for info in self._grid.get_nodes()}
             connected = {node: ids[node] for node in wanted if node in ids}
             if len(connected) == len(wanted) or time.monotonic() > end:
                 return connected
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _send(self, headers: dict[int, str], ids: dict[int, int], body: bytes) -> dict[str, int]:
         """Send the requests, and return the node of each message id."""
@@ -151,7 +151,7 @@ def _reports_absence(message: Message) -> bool:
     return message.has_error() and message.error.code in _ABSENT
 
 
-def _read_reply(node: int, message: Message, limit: int) -> bytes | FailedUpload:
+def read_reply(node: int, message: Message, limit: int) -> bytes | FailedUpload:
     name = node_name(node)
     if message.has_error():
         return FailedUpload(node, f"{name}: {one_line(message.error.reason or 'no reason')}")

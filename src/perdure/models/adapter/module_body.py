@@ -78,7 +78,7 @@ def _pass(buffers: Tensors, mask: Tensor | None = None, stacked: bool = False) -
 # A user's module, without its head, as the body of a network.
 # ------------------------------------------------------------------------------------------------
 
-_PART_VALUES = 1 << 20
+PART_VALUES = 1 << 20
 """Input values of the rows that are predicted together: more leave the caches of a processor."""
 
 
@@ -110,7 +110,7 @@ class ModuleBody(Body):
         self.has_running_statistics = all(
             norm.track_running_stats for _, norm in _batch_norms(module)
         )
-        seen = self._seen = self._examine(values, head_layer)
+        seen = self.examination = self._examine(values, head_layer)
         own = {} if seen.head is None else {seen.head.weight, seen.head.bias}
         self.initial_head = head_values(module, seen.head)
         self.constants = {n: v for n, v in values.items() if n in constant and n not in own}
@@ -126,7 +126,7 @@ class ModuleBody(Body):
     @property
     def head_bias(self) -> bool:
         """Whether the head has a bias."""
-        return self._seen.head is None or self._seen.head.bias is not None
+        return self.examination.head is None or self.examination.head.bias is not None
 
     @cached_property
     def vector_reason(self) -> str | None:
@@ -148,9 +148,9 @@ class ModuleBody(Body):
         if self.constants:
             params = {**self.constants, **params}
         mapped = fwd.stacked or fwd.under_vmap
-        needs_mode = self._seen.stacked_mode if mapped else self._seen.single_mode
+        needs_mode = self.examination.stacked_mode if mapped else self.examination.single_mode
         mode = FunctionMode() if needs_mode else None
-        rows = max(1, _PART_VALUES // max(1, math.prod(x.shape[1:])))
+        rows = max(1, PART_VALUES // max(1, math.prod(x.shape[1:])))
         # without dropout and statistics of the batch, rows do not depend on each other
         independent = self.has_running_statistics and not (
             mapped or fwd.train or fwd.batch_statistics

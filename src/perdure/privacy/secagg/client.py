@@ -11,7 +11,7 @@ import numpy as np
 from perdure.contract.uploads import Upload
 from perdure.core.rng import Rng
 from perdure.core.trees import Tree
-from perdure.privacy.secagg import messages, shamir
+from perdure.privacy.secagg import messages
 from perdure.privacy.secagg.journal import MIN_CLIENTS
 from perdure.privacy.secagg.keys import (
     PairSecrets,
@@ -19,6 +19,7 @@ from perdure.privacy.secagg.keys import (
     commit,
     expand_mask,
     seal,
+    split_secret,
     unseal,
     xor,
 )
@@ -196,7 +197,7 @@ class SecAggClient:
             )
 
     def _masked_row(self, request: SumRequest, fields: Upload, row: Row) -> messages.MaskedRow:
-        pairs, seed = self._pair_secrets(request), self._self_seed(request)
+        pairs, seed = self.pair_secrets(request), self.self_seed(request)
         masked = request.fixed_point.encode(row)
         masked += expand_mask(seed, len(masked), request.fixed_point)
         for peer, pair in pairs.items():
@@ -219,14 +220,14 @@ class SecAggClient:
             pads={p: pair.peer_pad for p, pair in pairs.items()} if request.single_message else {},
         )
 
-    def _pair_secrets(self, request: SumRequest) -> dict[int, PairSecrets]:
+    def pair_secrets(self, request: SumRequest) -> dict[int, PairSecrets]:
         return {
             peer: self.keys.pair_secrets(peer, request.public_keys[peer], request.digest)
             for peer in request.clients
             if peer != self.client
         }
 
-    def _self_seed(self, request: SumRequest) -> bytes:
+    def self_seed(self, request: SumRequest) -> bytes:
         """Return the seed of the self-mask."""
         return self.keys.secret("perdure self-mask", request.digest)
 
@@ -241,7 +242,7 @@ class SecAggClient:
         def coefficient(power: int) -> int:
             return int.from_bytes(random[(power - 1) * size : power * size], "little")
 
-        shares = shamir.share(seed, list(points.values()), request.threshold, coefficient)
+        shares = split_secret(seed, list(points.values()), request.threshold, coefficient)
         return {client: shares[point] for client, point in points.items()}
 
     # ---- opening a sum after a dropout
@@ -283,7 +284,7 @@ class SecAggClient:
                 f"client {self.client}: the survivors were final when it gave its shares"
             )
         record.survivors = set(message.survivors)
-        pairs = self._pair_secrets(record.request)
+        pairs = self.pair_secrets(record.request)
         seeds = {p: pair.seed for p, pair in pairs.items() if p not in record.survivors}
         return messages.PairSeeds(self.client, message.request_digest, seeds)
 
@@ -295,12 +296,12 @@ class SecAggClient:
             raise UnsafeRequest(
                 f"client {self.client}: the final survivors differ from those of its last answer"
             )
-        pairs, request = self._pair_secrets(record.request), record.request
+        pairs, request = self.pair_secrets(record.request), record.request
         sealed = message.sealed_shares
         if set(sealed) != set(survivors) - {self.client}:
             raise MalformedMessage(f"client {self.client}: not one share of each other survivor")
         shares = {peer: unseal(pairs[peer].receive_key, text) for peer, text in sealed.items()}
-        shares[self.client] = self._seed_shares(request, self._self_seed(request))[self.client]
+        shares[self.client] = self._seed_shares(request, self.self_seed(request))[self.client]
         record.unmasked = survivors
         return messages.SeedShares(self.client, message.request_digest, shares)
 

@@ -4,12 +4,16 @@ X25519 gives two clients a common secret. HKDF (RFC 5869) derives from it, for o
 the seed of their common mask, the keys with which they encrypt shares for each other, and the
 pads that cover their self-masks. AES-256 in counter mode expands a seed into a mask. All secrets
 of a sum derive from a client's master secret and the request, so nothing else must be stored.
+
+Shamir's secret sharing opens the self-mask of a client that is gone: t shares give the secret,
+t - 1 reveal nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from perdure.privacy.secagg.layout import COMMIT_BYTES, KEY_BYTES, FixedPoint, Vector
+from perdure.privacy.secagg.layout import COMMIT_BYTES, KEY_BYTES, SHARE_BYTES, FixedPoint, Vector
 from perdure.privacy.secagg.messages import MalformedMessage
 
 _NONCE = bytes(12)
@@ -156,3 +160,57 @@ class TaskKeys:
         return b"perdure secagg" + b"".join(
             client.to_bytes(8, "little") + key for client, key in ends
         )
+
+
+# ------------------------------------------------------------------------------------------------
+# Shamir's secret sharing over a prime field.
+# ------------------------------------------------------------------------------------------------
+
+PRIME = 2**256 + 297
+"""The smallest prime above 2^256, so that every secret of 32 bytes is a field element."""
+SECRET_BYTES = 32
+"""Size of a secret."""
+
+
+def split_secret(
+    secret: bytes, points: Sequence[int], threshold: int, coefficient: Callable[[int], int]
+) -> dict[int, bytes]:
+    """Split a secret into shares."""
+    _check_points(points, threshold)
+    random_part = [coefficient(k) % PRIME for k in range(threshold - 1, 0, -1)]
+    polynomial = [*random_part, int.from_bytes(secret, "little")]
+    return {x: _evaluate(polynomial, x).to_bytes(SHARE_BYTES, "little") for x in points}
+
+
+def _check_points(points: Sequence[int], threshold: int) -> None:
+    distinct = len(set(points)) == len(points) and all(0 < x < PRIME for x in points)
+    if not distinct or not 1 <= threshold <= len(points):
+        raise ValueError(f"{threshold} of the points {list(points)} cannot share a secret")
+
+
+def _evaluate(polynomial: Sequence[int], x: int) -> int:
+    """Evaluate a polynomial by Horner's rule, highest coefficient first."""
+    value = 0
+    for coefficient in polynomial:
+        value = (value * x + coefficient) % PRIME
+    return value
+
+
+def weights_at_zero(points: Sequence[int]) -> dict[int, int]:
+    """Return the Lagrange weights with which shares at these points add up to the secret."""
+    weights = {}
+    for x in points:
+        numerator = denominator = 1
+        for other in points:
+            if other != x:
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - x) % PRIME
+        weights[x] = numerator * pow(denominator, -1, PRIME) % PRIME
+    return weights
+
+
+def combine_shares(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes | None:
+    """Return the secret of shares, or None if they do not belong to one secret."""
+    terms = (weights[x] * int.from_bytes(shares[x], "little") for x in weights)
+    secret = sum(terms) % PRIME
+    return secret.to_bytes(SECRET_BYTES, "little") if secret < 256**SECRET_BYTES else None

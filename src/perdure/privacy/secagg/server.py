@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perdure.contract.uploads import CollectedUploads
-from perdure.privacy.secagg import messages, shamir
-from perdure.privacy.secagg.keys import commit, expand_mask, xor
+from perdure.privacy.secagg import messages
+from perdure.privacy.secagg.keys import (
+    combine_shares,
+    commit,
+    expand_mask,
+    weights_at_zero,
+    xor,
+)
 from perdure.privacy.secagg.layout import KEY_BYTES, Vector
 from perdure.privacy.secagg.messages import (
     BelowThreshold,
@@ -256,10 +262,10 @@ class SecAggServer:
             )
         points = self.request.points()
         givers = sorted(shares)[: self.request.threshold]
-        weights = shamir.weights_at_zero([points[giver] for giver in givers])
+        weights = weights_at_zero([points[giver] for giver in givers])
         for survivor in self.survivors:
             by_point = {points[giver]: shares[giver][survivor] for giver in givers}
-            self._store_self_seed(survivor, shamir.combine(by_point, weights))
+            self._store_self_seed(survivor, combine_shares(by_point, weights))
         if not set(self._self_seeds) >= set(self.survivors):
             raise BelowThreshold("the shares do not belong together")
 

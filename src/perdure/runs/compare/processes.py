@@ -73,7 +73,7 @@ class CpuBudget:
     @classmethod
     def divide(cls, jobs: int | None, runs: int) -> CpuBudget:
         """Divide the cores that this process may use."""
-        cores = _cores()
+        cores = available_cores()
         parallel = max(1, min(jobs or cores, runs))
         limit = os.environ.get("OMP_NUM_THREADS", "")
         max_threads = int(limit) if limit.isdigit() and int(limit) else cores
@@ -232,7 +232,7 @@ class _ProcessPool:
         return failures
 
 
-def _cores() -> int:
+def available_cores() -> int:
     """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -26,7 +26,7 @@ _PARAMS_PER_REQUEST, _MAX_PARAM_LENGTH = 100, 500
 
 def check_mlflow(uri: bool | str) -> None:
     """Refuse `runs.mlflow` if the extra is not installed or the server does not answer."""
-    client = _client(uri)
+    client = mlflow_client(uri)
     try:
         with _one_retry():
             client.search_experiments(max_results=1)
@@ -52,8 +52,8 @@ class MlflowTracker:
     """Logs every value once, also if a resumed run repeats a round."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self._client = _client(config.runs.mlflow)
-        self._run = self._reopen(folder) or self._create(config, folder)
+        self._client = mlflow_client(config.runs.mlflow)
+        self._run = self.reopen(folder) or self._create(config, folder)
         keys = self._client.get_run(self._run).data.metrics
         self._logged_steps = {key: self._steps(key) for key in keys}
 
@@ -69,7 +69,7 @@ class MlflowTracker:
         """Set the status of the MLflow run; a resumed run reopens it."""
         self._client.set_terminated(self._run, status=_STATUS[outcome])
 
-    def _reopen(self, folder: Path) -> str | None:
+    def reopen(self, folder: Path) -> str | None:
         try:
             run: str = json_value((folder / "mlflow.json").read_bytes())["run_id"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -96,7 +96,7 @@ class MlflowTracker:
         return {point.step for point in self._client.get_metric_history(self._run, key)}
 
 
-def _client(uri: bool | str) -> Any:
+def mlflow_client(uri: bool | str) -> Any:
     """Return a client for a URI as in `check_mlflow`."""
     client = require("mlflow", "runs.mlflow", "mlflow").MlflowClient
     try:
