@@ -179,8 +179,8 @@ class Client(Generic[C]):
     """Local steps of a round."""
     momentum: float = 0.0
     """Momentum of the local optimizer."""
-    optimizer: str = "sgd"
-    """The local optimizer: sgd, adam or adamw."""
+    sums_gradients: bool = True
+    """Whether the local optimizer's steps are sums of gradients (sgd), and not adaptive."""
     secret_source: Callable[[str], torch.Generator] | None = None
     """Returns the generator of `secret` for a purpose. If None (simulations), `draw` is used."""
     weight_cap: float = math.inf

@@ -56,8 +56,13 @@ class Transform:
         """Return whether `on_gradient` does anything."""
         return type(self).on_gradient is not Transform.on_gradient
 
-    def acts_on_step(self, optimizer: str) -> bool:
-        """Return whether `on_step` does anything with this optimizer: sgd, adam or adamw."""
+    def acts_on_step(self, sums_gradients: bool) -> bool:
+        """Return whether `on_step` does anything.
+
+        Args:
+            sums_gradients: Whether the optimizer's steps are sums of gradients, as those of sgd.
+
+        """
         return type(self).on_step is not Transform.on_step
 
     def check(self, parameters: Mapping[str, torch.Size]) -> None:
@@ -112,7 +117,7 @@ class Proximal(Transform):
         """Return whether the pull is added to the gradient."""
         return not self.implicit
 
-    def acts_on_step(self, optimizer: str) -> bool:
+    def acts_on_step(self, sums_gradients: bool) -> bool:
         """Return whether the proximal map is applied after the step."""
         return self.implicit
 
@@ -182,9 +187,9 @@ class ProjectOut(Transform):
         projected = project_out_all(steps, self.subspaces)
         return params | {n: before[n].add(value) for n, value in projected.items()}
 
-    def acts_on_step(self, optimizer: str) -> bool:
+    def acts_on_step(self, sums_gradients: bool) -> bool:
         """Return whether the optimizer's steps are not sums of gradients."""
-        return optimizer != "sgd"
+        return not sums_gradients
 
     def check(self, parameters: Mapping[str, torch.Size]) -> None:
         """Refuse subspaces of other weights, or of another input size."""

@@ -151,7 +151,7 @@ class PrivacyChain:
         """Whether not even the mean training loss over clients may be recorded."""
         return any(mechanism.hides_mean_loss for mechanism in self.active)
 
-    # ---- what is told about it
+    # ---- what is said about it
 
     def store_in(self, folder: Path) -> None:
         """Keep in a run directory what a restarted server must know."""

@@ -132,7 +132,7 @@ class Mechanism:
 
         Args:
             stream: The stream of the run.
-            is_whole: Whether this process knows the rows of all clients, not only of its own.
+            is_whole: Whether this process knows the rows of all clients, not of one alone.
 
         """
         return stream
@@ -157,7 +157,7 @@ class Mechanism:
         """Return why no rule but the mean can combine updates, or None."""
         return None
 
-    # ---- what is told about it
+    # ---- what is said about it
 
     def store_in(self, folder: Path) -> None:
         """Keep in a run directory what a restarted server must know."""

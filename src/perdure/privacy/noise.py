@@ -312,7 +312,7 @@ class GaussianNoise(Mechanism):
         """
         return place.context if self.simulated else replace(place.context, rng=SystemRng())
 
-    # ---- what is told about it
+    # ---- what is said about it
 
     def store_in(self, folder: Path) -> None:
         """Keep in a run directory where the server drew noise."""

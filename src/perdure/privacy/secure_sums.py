@@ -176,7 +176,7 @@ class SecureSums(Mechanism):
 
     @property
     def journal(self) -> SumJournal:
-        """The sums that nodes were asked for; a simulation, which starts anew, keeps none."""
+        """The sums that nodes were asked for; a simulation, which starts again, keeps none."""
         return SumJournal() if self.simulated else self._journal
 
     def started(self, context: Context) -> StartedSum | None:
@@ -248,7 +248,7 @@ class SecureSums(Mechanism):
             raise ValueError(f"sum request: weight_cap: must be {expected}, got {cap:g}")
         return wanted
 
-    # ---- what is told about it
+    # ---- what is said about it
 
     def store_in(self, folder: Path) -> None:
         """Keep in a run directory the sums that nodes were asked for."""

@@ -217,8 +217,8 @@ class LocalTraining:
 
     def step_transforms(self, transforms: Transforms) -> list[int]:
         """Return the positions of the transforms that act on parameters after a step."""
-        kind = self.train_config.optimizer.kind
-        return [i for i, transform in enumerate(transforms) if transform.acts_on_step(kind)]
+        sums = self.train_config.optimizer.sums_gradients
+        return [i for i, transform in enumerate(transforms) if transform.acts_on_step(sums)]
 
     # ---- after the steps
 

@@ -94,7 +94,7 @@ class TaskPlan:
             train.batch_size,
             local_steps(len(rows), train),
             train.momentum,
-            train.optimizer.kind,
+            train.optimizer.sums_gradients,
             min_rows=self.config.privacy.min_rows or 0,
         )
 
