@@ -105,12 +105,8 @@ class TrainingRound(Round):
 
     def local_training(self) -> LocalTraining:
         """Return what all clients of the round share."""
-        plan, server = self.plan, self.state.server
-        return LocalTraining(
-            plan.train, self.context, plan.config.train, server.params, server.buffers, self.sent,
-            self.experiment.needs.per_client_fields, losses=self.losses,
-            augmentation=plan.augmentation,
-        )  # fmt: skip
+        fields, server = self.experiment.needs.per_client_fields, self.state.server
+        return self.plan.local_training(self.context, server, self.sent, fields, self.losses)
 
     def keep_state(self, client: int, state: Any, private: Tensors) -> None:
         """Keep a client's new state (None if it does not change) until the round has succeeded."""

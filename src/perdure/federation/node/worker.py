@@ -318,7 +318,7 @@ def make_node(
     chain = make_chain(config, simulated=False)
     local = {
         "engine": EngineConfig.default(),
-        "privacy": PrivacyConfig(**chain.on_node(policy)),
+        "privacy": PrivacyConfig.whole()(**chain.on_node(policy)),
         "evaluate": EvaluateConfig(),  # the server computes metrics; requests name the counts
     }  # fmt: skip
     experiment = build_experiment(
