@@ -13,7 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from perdure.config import Config
+from perdure.config import Config, PrivacyConfig
 from perdure.config.data import DomainConfig
 from perdure.config.overrides import KIND_SECTIONS, UNIONS, classes_of
 from perdure.config.section import KindSection, custom_class
@@ -57,7 +57,7 @@ def _section(name: str) -> list[str]:
     with_kinds = {*KIND_SECTIONS, *UNIONS}
     if name in with_kinds:
         return [*heading, field.description or "", *_union(name)]
-    cls = _class(field.annotation)
+    cls = PrivacyConfig.whole() if name == "privacy" else _class(field.annotation)
     inner = [path for key in cls.model_fields if (path := f"{name}.{key}") in with_kinds]
     skip = {path.rpartition(".")[2] for path in inner}
     lines = [*heading, _text(cls.__doc__ or ""), "", *_table(_own_keys(cls, f"{name}.", skip))]

@@ -44,8 +44,8 @@ def keys_of(section: str, kind: Any) -> set[str] | None:
     """Return the keys that a section has with a kind; None if they are not known."""
     if section in KIND_SECTIONS:
         registry = KIND_SECTIONS[section].registry()
-        is_known = registry.is_readable(kind) and isinstance(kind, str)
-        return set(registry.find(kind).model_fields) if is_known else None
+        is_name = registry.is_readable(kind) and isinstance(kind, str)
+        return set(registry.find(kind).model_fields) if is_name else None
     if section not in UNIONS:
         return None
     key, union = UNIONS[section]
