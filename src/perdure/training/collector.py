@@ -171,13 +171,13 @@ class UploadCollector:
             # integers would truncate the weights, and half precision could overflow
             stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
             if count == 1:
-                value = stacked[0] * weights[0]
+                total = stacked[0] * weights[0]
             else:
-                value = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
-            if key in totals and totals[key].shape != value.shape:
+                total = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
+            if key in totals and totals[key].shape != total.shape:
                 expected = f"of shape {list(totals[key].shape)}, which another client sent"
-                refuse(f"Sum: {key!r}", f"shape {list(value.shape)}", expected)
-            totals[key] = totals[key] + value if key in totals else value
+                refuse(f"Sum: {key!r}", f"shape {list(total.shape)}", expected)
+            totals[key] = totals[key] + total if key in totals else total
         self.collected.weights[name] = self.collected.weights.get(name, 0.0) + sum(weights)
 
 
