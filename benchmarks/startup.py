@@ -4,7 +4,7 @@
 
 The import is counted without torch: the sum of the times that `python -X importtime` gives to each
 module, without torch and what torch imports. PERDURE_BASE names the `src` folder of the version to
-compare with, such as that of a `git worktree`; without it, only this version is measured.
+compare with, such as that of a `git worktree`. By default only this version is measured.
 """
 
 from __future__ import annotations

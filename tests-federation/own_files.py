@@ -8,7 +8,7 @@ from pathlib import Path
 from conftest import Federation, flower_processes, wait_for
 from perdure.runs.run import run
 
-sys.path.append(str(Path(__file__).parent.parent / "tests" / "flower"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "federation"))
 import own_data
 from in_process import in_process_engine
 

@@ -31,7 +31,7 @@ PROMPTED = {
 CUSTOM = {
     "public_draws.PublicFOT": HERE / "public_draws.py",
     "public_draws.PublicFedProTIP": HERE / "public_draws.py",
-    "phased.Phased": HERE.parent / "tests" / "flower" / "phased.py",
+    "phased.Phased": HERE.parent / "tests" / "federation" / "phased.py",
 }
 """Custom methods, and the files that are copied beside the config."""
 

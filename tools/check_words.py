@@ -34,7 +34,7 @@ RETIRED = {
     "JoinedInputs": "JoinedExamples", "Material": "Source",
     "Natural": "NonNegativeInt", "Net": "BoundNetwork", "NormalizedSource": "Source",
     "NotNegative": "NonNegativeFloat", "OpenRequest": "UnmaskRequest", "Pass": "ForwardPass",
-    "Participant": "SecAggClient", "Place": "Context", "PoolShares": "PoolPartition",
+    "Participant": "SecAggClient", "PoolShares": "PoolPartition",
     "Refused": "UnsafeRequest", "Room": "CacheStorage", "Scores": "Evaluation",
     "Sealed": "MaskedUpload", "SecureTally": "SecureUploadCollector",
     "SettleRequest": "DropoutRequest", "Shard": "ClientData", "Silence": "NoProgress",

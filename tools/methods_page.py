@@ -64,7 +64,7 @@ FAMILIES = {
         "[Prompts](prompts.md) compares the three, with their costs."
     ),
     "Calibration": (
-        "At a task's end the head is computed anew from sums over the examples' features, without "
+        "At a task's end the head is computed again from sums over the examples' features, without "
         "gradient steps, beside any method that trains the body: `with: [{kind: calibrate}]`."
     ),
     "References": (

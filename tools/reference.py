@@ -13,7 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from perdure.config import Config
+from perdure.config import Config, PrivacyConfig
 from perdure.config.data import DomainConfig
 from perdure.config.overrides import KIND_SECTIONS
 from perdure.config.section import KindSection
@@ -56,7 +56,7 @@ def _section(name: str) -> list[str]:
     heading = ["", f"## {name}", ""]
     if name in KIND_SECTIONS:
         return [*heading, field.description or "", *_section_with_kinds(name)]
-    cls = _class(field.annotation)
+    cls = PrivacyConfig.whole() if name == "privacy" else _class(field.annotation)
     inner = [path for key in cls.model_fields if (path := f"{name}.{key}") in KIND_SECTIONS]
     skip = {path.rpartition(".")[2] for path in inner}
     lines = [*heading, _text(cls.__doc__ or ""), "", *_table(_own_keys(cls, f"{name}.", skip))]

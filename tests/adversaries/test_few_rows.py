@@ -20,7 +20,7 @@ from few_rows import DEFAULT, NODES, OPEN, cosines, digits, federate, network_in
 
 from perdure.core.errors import RunError
 from perdure.federation.messages import pack
-from perdure.methods.parts.prototypes import class_moments
+from perdure.methods.parts.prompting import class_moments
 from perdure.methods.pip import Pip
 
 CASES = pytest.mark.parametrize(

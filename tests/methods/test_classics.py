@@ -16,10 +16,9 @@ from perdure.contract import CollectedUploads, Context, LocalUpdate, Server
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
 from perdure.methods.fedadam import FedAdam
-from perdure.methods.fedavgm import FedAvgM
+from perdure.methods.fedavgm import FedAvgM, Moments
 from perdure.methods.fednova import FedNova, effective_steps
 from perdure.methods.fedyogi import FedYogi
-from perdure.methods.parts.server_optimizer import Moments
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.round import train_round

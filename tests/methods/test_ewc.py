@@ -16,6 +16,7 @@ from perdure.methods.ewc import Ewc, FisherSums
 from perdure.models.ops import ForwardPass
 from perdure.training.engines.serial import train_client
 from perdure.training.local_training import LocalTraining
+from perdure.training.optimizers import OPTIMIZERS
 
 
 def test_statistics_of_a_single_example_are_refused() -> None:
@@ -88,7 +89,7 @@ def test_stored_sums_give_the_gradient_of_the_whole_penalty() -> None:
     method = Ewc(lambda_=2.0, step="gradient")
     transform = penalty_of(method, fishers.sum(0), (fishers * models).sum(0))
     assert transform.acts_on_gradient()
-    assert not transform.acts_on_step("sgd")
+    assert not transform.acts_on_step(sums_gradients=True)
     found = transform.on_gradient({"w": torch.tensor(g)}, {"w": torch.tensor(w)})["w"]
     expected = g + 2.0 * sum(f * (w - m) for f, m in zip(fishers, models, strict=True))
     np.testing.assert_allclose(found, expected)
@@ -97,7 +98,7 @@ def test_stored_sums_give_the_gradient_of_the_whole_penalty() -> None:
 def test_implicit_step_solves_its_equation_and_never_runs_away() -> None:
     fisher, target, w = (torch.tensor(v).double() for v in ([0, 1, 1e6], [1, 2, 3], [0, 0, 0]))
     transform = penalty_of(Ewc(lambda_=10.0), fisher, fisher * target)
-    assert transform.acts_on_step("sgd")
+    assert transform.acts_on_step(sums_gradients=True)
     assert not transform.acts_on_gradient()
     new = transform.on_step({"w": w}, {}, 0.1)["w"]
     torch.testing.assert_close(new, w - 0.1 * 10.0 * fisher * (new - target))
@@ -122,9 +123,10 @@ def test_implicit_steps_end_where_loss_and_penalty_balance(momentum: float, atol
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_adaptive_optimizers_descend_the_penalty_by_its_gradient(optimizer: str) -> None:
-    transform = penalty_of(Ewc(), [1.0], [2.0], optimizer=optimizer)
+    sums = OPTIMIZERS.find(optimizer).sums_gradients
+    transform = penalty_of(Ewc(), [1.0], [2.0], sums_gradients=sums)
     assert transform.acts_on_gradient()
-    assert not transform.acts_on_step(optimizer)
+    assert not transform.acts_on_step(sums)
     train = TINY["train"] | {"optimizer": optimizer}
     with pytest.raises(UserError) as refusal:
         experiment({"kind": "ewc", "step": "implicit"}, train=train)
@@ -141,7 +143,7 @@ def test_a_round_with_adam_is_adam_on_loss_plus_penalty() -> None:
     fisher = {n: torch.rand(v.shape, generator=torch.Generator().manual_seed(1)) for n, v in shapes}
     anchor = {n: v + 0.3 for n, v in shapes}
     pull = {n: fisher[n] * anchor[n] for n in fisher}
-    client = replace(client, state=FisherSums(fisher, pull), optimizer="adam")
+    client = replace(client, state=FisherSums(fisher, pull), sums_gradients=False)
     training = LocalTraining(
         train_of(Ewc(lambda_=5.0), client), client.context, made.config.train, client.params,
         client.buffers, client.broadcast,

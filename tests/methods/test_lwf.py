@@ -13,7 +13,7 @@ import perdure
 from perdure.contract import Train
 from perdure.methods.flwf_2t import Flwf2T
 from perdure.methods.lwf import Lwf
-from perdure.methods.parts.distillation import distillation_loss
+from perdure.methods.parts.previous_model import distillation_loss
 from perdure.models.ops import ForwardPass
 
 

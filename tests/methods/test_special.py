@@ -25,7 +25,7 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.errors import UserError
-from perdure.methods.parts.anchors import AnchorState, PreviousModel
+from perdure.methods.parts.previous_model import AnchorState, PreviousModel
 from perdure.methods.registry import build
 from perdure.methods.special import Special
 from perdure.methods.special_c import SpecialC
@@ -281,7 +281,7 @@ def held(method: SpecialC, anchor: Vector, values: Vector, lr: float) -> Vector:
     _, train = method.exchanges(context(1))
     prepared: Prepared = train.prepare(client)
     (transform,) = prepared.transforms
-    assert transform.acts_on_step("sgd")
+    assert transform.acts_on_step(sums_gradients=True)
     assert not transform.acts_on_gradient()
     return transform.on_step(values, {}, lr)
 

@@ -20,7 +20,7 @@ from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.page import differences_html, table_html
 from perdure.report.records import RunRecord
 from perdure.report.table_writers import to_csv, to_markdown
-from perdure.report.tables import by_task_table, format_bytes, mode_table, table_sections
+from perdure.report.tables import format_bytes, measures_table, mode_table, table_sections
 
 
 def record(label: str, seed: int, acc: float, routed: float | None = None) -> RunRecord:
@@ -89,7 +89,8 @@ def test_forgetting_after_each_task_is_a_separate_table(tmp_path: Path) -> None:
     names = [m.name for m in comparison.measures_of("task_agnostic")]
     assert names == list(DEFINITIONS)
     assert names.index("learned") == names.index("FGT") + 1
-    header, rows = by_task_table(comparison, "task_agnostic").texts()
+    measures = comparison.measures_by_task("task_agnostic")
+    header, rows = measures_table(comparison, measures).texts()
     assert header == ["method", "n", "F_2", "F_3"]
     assert [row[0] for row in rows] == comparison.labels
     assert "### task_agnostic: forgetting after each task" in to_markdown(comparison)

@@ -36,6 +36,10 @@ class StreamConfig(KindSection):
 
     resembles: ClassVar[str] = "domains"
     """The built-in kind whose methods and default heads suit this one."""
+    separates_classes: ClassVar[bool] = False
+    """Whether tasks differ in their classes. A custom kind is like the one that it resembles."""
+    mixes_tasks: ClassVar[bool] = False
+    """Whether clients see the classes of a task in orders of their own, also as it resembles."""
     in_federation: ClassVar[bool] = False
     """Whether nodes with local data can have its tasks."""
     keeps_pixels: ClassVar[bool] = True
@@ -46,7 +50,7 @@ class StreamConfig(KindSection):
     @property
     def needs_classes(self) -> bool:
         """Whether tasks differ in their classes, so that numbers cannot be divided into them."""
-        return self.resembles in ("split", "pool")
+        return self.registry().find(self.resembles).separates_classes
 
     @property
     def expected_tasks(self) -> int | None:
@@ -70,7 +74,7 @@ class StreamConfig(KindSection):
     @property
     def distinct_tasks(self) -> bool:
         """Whether a task is one distribution, which can have its own outputs, unlike in a pool."""
-        return self.resembles != "pool"
+        return not self.registry().find(self.resembles).mixes_tasks
 
     @property
     def is_open(self) -> bool:

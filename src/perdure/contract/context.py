@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from perdure.contract.needs import Needs, max_weight
-from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
-from perdure.contract.uploads import C, S
+from perdure.contract.uploads import C, Nothing, S
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree
 from perdure.data.examples import AnyExamples
@@ -179,8 +178,8 @@ class Client(Generic[C]):
     """Local steps of a round."""
     momentum: float = 0.0
     """Momentum of the local optimizer."""
-    optimizer: str = "sgd"
-    """The local optimizer: sgd, adam or adamw."""
+    sums_gradients: bool = True
+    """Whether the local optimizer's steps are sums of gradients (sgd), and not adaptive."""
     secret_source: Callable[[str], torch.Generator] | None = None
     """Returns the generator of `secret` for a purpose. If None (simulations), `draw` is used."""
     weight_cap: float = math.inf

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perdure.algebra.subspaces import project_out
-from perdure.contract.checks import check_name, check_tensors, refuse
+from perdure.core.errors import check_name, refuse, type_name
 from perdure.core.trees import Tensors
 
 
@@ -56,8 +56,13 @@ class Transform:
         """Return whether `on_gradient` does anything."""
         return type(self).on_gradient is not Transform.on_gradient
 
-    def acts_on_step(self, optimizer: str) -> bool:
-        """Return whether `on_step` does anything with this optimizer: sgd, adam or adamw."""
+    def acts_on_step(self, sums_gradients: bool) -> bool:
+        """Return whether `on_step` does anything.
+
+        Args:
+            sums_gradients: Whether the optimizer's steps are sums of gradients, as those of sgd.
+
+        """
         return type(self).on_step is not Transform.on_step
 
     def check(self, parameters: Mapping[str, torch.Size]) -> None:
@@ -112,7 +117,7 @@ class Proximal(Transform):
         """Return whether the pull is added to the gradient."""
         return not self.implicit
 
-    def acts_on_step(self, optimizer: str) -> bool:
+    def acts_on_step(self, sums_gradients: bool) -> bool:
         """Return whether the proximal map is applied after the step."""
         return self.implicit
 
@@ -182,9 +187,9 @@ class ProjectOut(Transform):
         projected = project_out_all(steps, self.subspaces)
         return params | {n: before[n].add(value) for n, value in projected.items()}
 
-    def acts_on_step(self, optimizer: str) -> bool:
+    def acts_on_step(self, sums_gradients: bool) -> bool:
         """Return whether the optimizer's steps are not sums of gradients."""
-        return optimizer != "sgd"
+        return not sums_gradients
 
     def check(self, parameters: Mapping[str, torch.Size]) -> None:
         """Refuse subspaces of other weights, or of another input size."""
@@ -219,3 +224,24 @@ def project_out_weight(change: Tensor, subspace: Tensors) -> Tensor:
         return project_out(change, subspace)
     matrix = change.reshape(change.shape[0], -1)
     return project_out(matrix, subspace).reshape(change.shape)
+
+
+def check_tensors(where: str, values: Any, allowed: Mapping[str, torch.Size]) -> None:
+    """Refuse values that are not tensors with the names and shapes of `allowed`.
+
+    Args:
+        where: The function of the method that returned the values.
+        values: Any value. Only a dict of tensors is accepted; it may lack some of the names.
+        allowed: Shapes by name.
+
+    """
+    if not isinstance(values, Mapping):
+        refuse(where, type_name(values), "a dict of tensors by parameter name")
+    for name, value in values.items():
+        if name not in allowed:
+            check_name(where, name, allowed)
+        if not isinstance(value, Tensor):
+            refuse(f"{where}: {name!r}", type_name(value), "a tensor")
+        if value.shape != allowed[name]:
+            shape = list(allowed[name])
+            refuse(f"{where}: {name!r}", f"shape {list(value.shape)}", f"of shape {shape}")

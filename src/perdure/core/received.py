@@ -303,7 +303,7 @@ class Optional(Bound):
 
 @dataclass(frozen=True)
 class Items(Bound):
-    """A list of at most `longest` values of one kind, each of which may be told to be unique."""
+    """A list of at most `longest` values of one kind, each of which may have to be unique."""
 
     inner: Bound
     longest: int

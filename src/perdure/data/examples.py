@@ -181,7 +181,7 @@ class JoinedExamples:
 
     @property
     def clients(self) -> Tensor | None:
-        """None: what is joined is trained on, by the clients of a partition."""
+        """Nothing: what is joined is trained on, by the clients of a partition."""
         return None
 
     @property

@@ -134,7 +134,7 @@ class Ewc(Method):
     def penalize(self, client: Client[FisherSums]) -> Prepared:
         """Return the penalty, which is zero for a client without a finished task."""
         sums, strength = client.state, self.lambda_
-        implicit = client.optimizer == "sgd" if self.step is None else self.step == "implicit"
+        implicit = client.sums_gradients if self.step is None else self.step == "implicit"
         if implicit:
             strength /= 1 - client.momentum
         return Prepared(transforms=(Proximal(sums.pull, strength, sums.fisher, implicit),))

@@ -11,7 +11,7 @@ from torch import Tensor
 from perdure.config.section import Fixed, Search
 from perdure.contract.needs import Needs, Preferences
 from perdure.core.trees import Tensors
-from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment_or_initial
+from perdure.methods.fedavgm import Moments, ServerOptimizer, moment_or_initial
 
 
 @dataclass(frozen=True)

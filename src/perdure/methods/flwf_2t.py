@@ -15,9 +15,10 @@ from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.step import Step
-from perdure.methods.parts.anchors import KEEP_PREVIOUS_MODEL, PreviousModel
-from perdure.methods.parts.distillation import (
+from perdure.methods.parts.previous_model import (
+    KEEP_PREVIOUS_MODEL,
     NEEDS_OF_DISTILLATION,
+    PreviousModel,
     distillation_loss,
     old_outputs,
     send_teacher,

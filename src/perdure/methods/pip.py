@@ -18,17 +18,15 @@ from perdure.methods.parts.prompting import (
     PROMPTS_NEED,
     EitherPrompting,
     PromptState,
+    augment_prototypes,
+    class_moments,
+    inject_prototypes,
+    no_prototypes,
     open_task,
     opening_of_keys,
     prompted_step_features,
     task_slot,
     trained_with_keys,
-)
-from perdure.methods.parts.prototypes import (
-    augment_prototypes,
-    class_moments,
-    inject_prototypes,
-    no_prototypes,
 )
 
 

@@ -14,7 +14,7 @@ from perdure.contract.method import Diagnosis, Method
 from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors
-from perdure.methods.parts.anchors import (
+from perdure.methods.parts.previous_model import (
     AnchorState,
     Missing,
     distance,

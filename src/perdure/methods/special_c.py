@@ -15,7 +15,7 @@ from perdure.contract.method import Diagnosis, Method
 from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import Proximal
 from perdure.core.trees import Tree
-from perdure.methods.parts.anchors import KEEP_PREVIOUS_MODEL, PreviousModel, distance
+from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel, distance
 
 FELT = 0.01
 """Fraction of the way to the anchor, over all rounds of a task, below which it does nothing."""

@@ -112,7 +112,7 @@ class Body:
     constants: Mapping[str, Tensor] = MappingProxyType({})
     """Tensors that are not parameters: the weights of a frozen backbone or of frozen modules."""
     initial_head: Mapping[str, Tensor] = MappingProxyType({})
-    """Weight and bias of a head of its own, as head.weight and head.bias; empty if it has none."""
+    """Weight and bias of a separate head, as head.weight and head.bias; empty if it has none."""
     unprotected: tuple[str, ...] = ()
     """Trained weights whose inputs cannot be recorded, so that they are not in `layers`."""
     has_running_statistics: bool = True

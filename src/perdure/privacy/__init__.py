@@ -1,6 +1,6 @@
 """Privacy of uploads: a chain of mechanisms that simulations, servers and nodes walk alike.
 
-    mechanism     what a mechanism is: its part on clients and on the server, and what is told of it
+    mechanism     what a mechanism is: its part on clients and on the server, and what is said of it
     chain         all mechanisms in their order, and the chain of a run
     min_rows      clients with few rows send nothing
     noise         clipping and Gaussian noise of uploads

@@ -8,7 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import create_model
+
 from perdure.config import Config
+from perdure.config.root import PrivacyConfig
 from perdure.config.section import ConfigSection, NonNegativeFloat, NonNegativeInt, PositiveInt
 from perdure.contract.method import Method
 from perdure.contract.uploads import CollectedUploads, StackedUploads, Upload, WeightBounds
@@ -21,6 +24,20 @@ from perdure.privacy.secure_sums import SecureSums
 
 MECHANISMS: tuple[type[Mechanism], ...] = (MinRows, GaussianNoise, SecureSums)
 """All mechanisms, in the order in which clients apply them."""
+
+
+def section_of(mechanisms: tuple[type[Mechanism], ...]) -> type[PrivacyConfig]:
+    """Return the section `privacy` of a config with the keys of mechanisms."""
+    return create_model(
+        "PrivacySection",
+        __base__=tuple(mechanism.keys for mechanism in mechanisms),
+        __doc__=PrivacyConfig.__doc__,
+        __module__=__name__,
+    )
+
+
+PrivacySection = section_of(MECHANISMS)
+"""The section `privacy` of a config: the keys of all mechanisms."""
 
 
 class OwnerPolicy(ConfigSection):
@@ -134,7 +151,7 @@ class PrivacyChain:
         """Whether not even the mean training loss over clients may be recorded."""
         return any(mechanism.hides_mean_loss for mechanism in self.active)
 
-    # ---- what is told about it
+    # ---- what is said about it
 
     def store_in(self, folder: Path) -> None:
         """Keep in a run directory what a restarted server must know."""

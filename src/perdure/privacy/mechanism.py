@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from perdure.config import Config
+from perdure.config.root import PrivacyConfig
 from perdure.contract.context import Context
 from perdure.contract.method import Method
 from perdure.contract.uploads import CollectedUploads, StackedUploads, Upload, WeightBounds
@@ -79,6 +80,8 @@ class Mechanism:
 
     key: ClassVar[str]
     """The key of the config's `privacy` section that turns it on."""
+    keys: ClassVar[type[PrivacyConfig]]
+    """The keys of the section that are its own, with defaults and checks."""
     draws: ClassVar[bool] = True
     """Whether uploads depend on draws that only the client knows, and so cannot be repeated."""
     hides_losses: ClassVar[bool] = True
@@ -95,7 +98,8 @@ class Mechanism:
                 real machines they come from the operating system, as nodes know the seed.
 
         """
-        self.config, self.privacy, self.simulated = config, config.privacy, simulated
+        self.config, self.simulated = config, simulated
+        self.privacy = config.privacy
 
     @property
     def is_on(self) -> bool:
@@ -128,7 +132,7 @@ class Mechanism:
 
         Args:
             stream: The stream of the run.
-            is_whole: Whether this process knows the rows of all clients, not only of its own.
+            is_whole: Whether this process knows the rows of all clients, not of one alone.
 
         """
         return stream
@@ -153,7 +157,7 @@ class Mechanism:
         """Return why no rule but the mean can combine updates, or None."""
         return None
 
-    # ---- what is told about it
+    # ---- what is said about it
 
     def store_in(self, folder: Path) -> None:
         """Keep in a run directory what a restarted server must know."""

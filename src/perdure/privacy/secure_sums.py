@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from perdure.config import Config
+from perdure.config.root import PrivacyConfig
+from perdure.config.section import NOT_BOOL, PositiveInt
 from perdure.contract.context import Context
 from perdure.contract.method import Method
 from perdure.contract.uploads import Each, StackedUploads, Upload, WeightBounds
@@ -40,10 +44,32 @@ JOURNAL_FILE = "sums.jsonl"
 """Name of the file in a run directory with the secure sums that nodes were asked for."""
 
 
+class SecureSumsKeys(PrivacyConfig):
+    """The keys of `privacy` for secure aggregation."""
+
+    secagg: bool = False
+    """Secure aggregation: the server learns sums and nothing of a single client."""
+    threshold: Annotated[float, Field(gt=0.5, le=1, allow_inf_nan=False), NOT_BOOL] = 0.66
+    """Secagg: fraction of a round's clients that must be left for its sum to be opened."""
+    bits: Annotated[Literal[32, 64], NOT_BOOL] = 64
+    """Secagg: bits per number of a masked upload. 32 halves the bytes and needs a smaller
+    `precision`."""
+    precision: Annotated[int, Field(ge=0, le=52), NOT_BOOL] = 30
+    """Secagg: values times weights are rounded to multiples of 2^-precision."""
+    single_message: bool = True
+    """Secagg: a round without dropouts takes one message per client. If false, it always takes two,
+    and the server cannot gain by lying about dropouts."""
+    attempts: PositiveInt = 3
+    """Secagg: attempts at a round before the run stops. No client takes part in two sums of a
+    round: another attempt has other clients, or waits for those that are missing."""
+
+
 class SecureSums(Mechanism):
     """Clients mask their uploads so that the server can open nothing but sums over many of them."""
 
     key = "secagg"
+    keys = SecureSumsKeys
+    privacy: SecureSumsKeys
 
     def __init__(self, config: Config, simulated: bool) -> None:
         super().__init__(config, simulated)
@@ -150,7 +176,7 @@ class SecureSums(Mechanism):
 
     @property
     def journal(self) -> SumJournal:
-        """The sums that nodes were asked for; a simulation, which starts anew, keeps none."""
+        """The sums that nodes were asked for; a simulation, which starts again, keeps none."""
         return SumJournal() if self.simulated else self._journal
 
     def started(self, context: Context) -> StartedSum | None:
@@ -222,7 +248,7 @@ class SecureSums(Mechanism):
             raise ValueError(f"sum request: weight_cap: must be {expected}, got {cap:g}")
         return wanted
 
-    # ---- what is told about it
+    # ---- what is said about it
 
     def store_in(self, folder: Path) -> None:
         """Keep in a run directory the sums that nodes were asked for."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from perdure.evaluation.evaluator import MODES
 from perdure.evaluation.forgetting import Matrix, drops_from_best, forgetting_by_task, learned_rows
@@ -68,117 +69,19 @@ def has_mode(runs: Runs, mode: str) -> bool:
 def shown_modes(runs: Runs) -> list[str]:
     """Return the modes to show: those of any run, except modes equal to the first one."""
     present = [mode for mode in MODES if has_mode(runs, mode)]
-    return [mode for mode in present if mode == present[0] or not _repeats(runs, mode, present[0])]
+    tables = [r.result["matrix"] for group in runs.groups.values() for r in group]
+    return [
+        mode
+        for mode in present
+        if mode == present[0]
+        or any(matrix.get(mode) and matrix[mode] != matrix[present[0]] for matrix in tables)
+    ]
 
 
 def repeated_modes(runs: Runs) -> list[str]:
     """Return the modes that are not shown because their matrices equal those of the first mode."""
     shown = shown_modes(runs)
     return [mode for mode in MODES if mode not in shown and has_mode(runs, mode)]
-
-
-def _repeats(runs: Runs, mode: str, first: str) -> bool:
-    tables = (r.result["matrix"] for group in runs.groups.values() for r in group)
-    return all(not matrix.get(mode) or matrix[mode] == matrix[first] for matrix in tables)
-
-
-def accuracy_figures(runs: Runs, mode: str) -> list[HeatMapFigure | LineFigure]:
-    """Return all figures of one mode; with a single task, only the matrix."""
-    shown: list[HeatMapFigure | LineFigure] = [matrix_figure(runs, mode)]
-    if runs.records[0].tasks > 1:
-        shown += [
-            average_figure(runs, mode), first_task_figure(runs, mode),
-            learning_figure(runs, mode), forgetting_figure(runs, mode),
-            forgetting_over_time_figure(runs, mode),
-        ]  # fmt: skip
-    return shown
-
-
-def matrix_figure(runs: Runs, mode: str) -> HeatMapFigure:
-    """Return one heat map per method: the accuracy on every task after every task."""
-    panels = [
-        HeatMap(name, _tasks(group), _tasks(group), mean_cells(matrices(group, mode)))
-        for name, group in runs.groups.items()
-        if matrices(group, mode)
-    ]
-    return HeatMapFigure(
-        f"matrix-{mode}",
-        f"{quantity_of(runs).title} on each task after each task, {MODE_NAMES[mode]}",
-        f"a[i][j]: {quantity_of(runs).name} on the test data of task j after learning task i. The "
-        "diagonal shows what was learned; each column shows, downwards, what is retained. "
-        f"{spread_note(runs)}",
-        "task j",
-        "after task i",
-        quantity_of(runs).axis.label,
-        tuple(panels),
-    )
-
-
-def average_figure(runs: Runs, mode: str) -> LineFigure:
-    """Return A_t, the mean accuracy over the tasks so far, after each task."""
-    return LineFigure(
-        f"average-{mode}",
-        f"Average {quantity_of(runs).name} after each task, {MODE_NAMES[mode]}",
-        f"A_t = 1/t sum_{{j<=t}} a[t][j]: mean {quantity_of(runs).name} over the tasks so far. Its "
-        "last value is ACC, "
-        f"its mean over time is Avg. {spread_note(runs)}",
-        LEARNED,
-        quantity_of(runs).axis,
-        curves(runs, mode, average_accuracies),
-    )
-
-
-def first_task_figure(runs: Runs, mode: str) -> LineFigure:
-    """Return a[t][1], the accuracy on the first task, after each task."""
-    return LineFigure(
-        f"first-task-{mode}",
-        f"{quantity_of(runs).title} on the first task over time, {MODE_NAMES[mode]}",
-        f"a[t][1]: {quantity_of(runs).name} on task 1 after learning task t. {spread_note(runs)}",
-        LEARNED,
-        quantity_of(runs).axis,
-        curves(runs, mode, lambda matrix: _from_one([row[0] for row in learned_rows(matrix)])),
-    )
-
-
-def learning_figure(runs: Runs, mode: str) -> LineFigure:
-    """Return a[j][j], the accuracy on each task right after learning it."""
-    return LineFigure(
-        f"learning-{mode}",
-        f"{quantity_of(runs).title} on each task when new, {MODE_NAMES[mode]}",
-        f"a[j][j], {quantity_of(runs).name} on task j right after learning it. Protecting old "
-        f"tasks can reduce it. {spread_note(runs)}",
-        Axis("task", integer=True),
-        quantity_of(runs).axis,
-        curves(runs, mode, lambda matrix: _from_one([row[-1] for row in learned_rows(matrix)])),
-    )
-
-
-def forgetting_figure(runs: Runs, mode: str) -> LineFigure:
-    """Return the forgetting of each task, whose mean is AF."""
-    return LineFigure(
-        f"forgetting-{mode}",
-        f"Forgetting of each task, {MODE_NAMES[mode]}",
-        "f_j = max_{j<=i<T} a[i][j] - a[T][j]: how far task j ends below its best. Their sum "
-        "divided by T-1 is AF, divided by T it is FT. A negative value is an improvement. "
-        f"{spread_note(runs)}",
-        Axis("task", integer=True),
-        quantity_of(runs).forgetting,
-        curves(runs, mode, forgetting_per_task),
-    )
-
-
-def forgetting_over_time_figure(runs: Runs, mode: str) -> LineFigure:
-    """Return F_t, the mean forgetting of the earlier tasks, after each task but the first."""
-    return LineFigure(
-        f"forgetting-over-time-{mode}",
-        f"Forgetting after each task, {MODE_NAMES[mode]}",
-        "F_t = 1/(t-1) sum_{j<t} (max_{j<=i<t} a[i][j] - a[t][j]): how far the earlier tasks are "
-        f"below their best after task t. Its last value is AF, its mean over time is F. "
-        f"{spread_note(runs)}",
-        LEARNED,
-        quantity_of(runs).forgetting,
-        curves(runs, mode, forgetting_over_time),
-    )
 
 
 def average_accuracies(matrix: Matrix) -> list[tuple[float, float]]:
@@ -195,6 +98,110 @@ def forgetting_over_time(matrix: Matrix) -> list[tuple[float, float]]:
     """Return the points (t, F_t) after all tasks but the first, t counted from 1."""
     series = enumerate(forgetting_by_task(matrix), 1)
     return [(float(task), value) for task, value in series if value is not None]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of numbers that follow from the accuracy matrix, with one line per method."""
+
+    key: str
+    """Beginning of the key of its figures."""
+    title: str
+    """Its title, before the inference mode."""
+    caption: str
+    """Definition of what is shown, before the sentence on the spread."""
+    x: Axis
+    """Horizontal axis."""
+    curve: Curve
+    """The points of a run."""
+    is_forgetting: bool = False
+    """Whether it shows differences."""
+
+
+_TASK = Axis("task", integer=True)
+CHARTS = (
+    Chart(
+        "average",
+        "Average accuracy after each task",
+        "A_t = 1/t sum_{j<=t} a[t][j]: mean accuracy over the tasks so far. Its last value is ACC, "
+        "its mean over time is Avg.",
+        LEARNED,
+        average_accuracies,
+    ),
+    Chart(
+        "first-task",
+        "accuracy on the first task over time",
+        "a[t][1]: accuracy on task 1 after learning task t.",
+        LEARNED,
+        lambda matrix: _from_one([row[0] for row in learned_rows(matrix)]),
+    ),
+    Chart(
+        "learning",
+        "accuracy on each task when new",
+        "a[j][j], accuracy on task j right after learning it. Protecting old tasks can reduce it.",
+        _TASK,
+        lambda matrix: _from_one([row[-1] for row in learned_rows(matrix)]),
+    ),
+    Chart(
+        "forgetting",
+        "Forgetting of each task",
+        "f_j = max_{j<=i<T} a[i][j] - a[T][j]: how far task j ends below its best. Their sum "
+        "divided by T-1 is AF, divided by T it is FT. A negative value is an improvement.",
+        _TASK,
+        forgetting_per_task,
+        is_forgetting=True,
+    ),
+    Chart(
+        "forgetting-over-time",
+        "Forgetting after each task",
+        "F_t = 1/(t-1) sum_{j<t} (max_{j<=i<t} a[i][j] - a[t][j]): how far the earlier tasks are "
+        "below their best after task t. Its last value is AF, its mean over time is F.",
+        LEARNED,
+        forgetting_over_time,
+        is_forgetting=True,
+    ),
+)
+"""The charts of each inference mode, of runs with several tasks."""
+
+
+def accuracy_figures(runs: Runs, mode: str) -> list[Figure]:
+    """Return all figures of one mode: the matrix and, with several tasks, the charts."""
+    quantity, spread = quantity_of(runs), spread_note(runs)
+    matrix = HeatMapFigure(
+        f"matrix-{mode}",
+        f"{quantity.title} on each task after each task, {MODE_NAMES[mode]}",
+        f"a[i][j]: {quantity.name} on the test data of task j after learning task i. The diagonal "
+        f"shows what was learned; each column shows, downwards, what is retained. {spread}",
+        "task j",
+        "after task i",
+        quantity.axis.label,
+        task_heat_maps(runs, lambda record: record.result["matrix"].get(mode)),
+    )
+    charts = [
+        LineFigure(
+            f"{chart.key}-{mode}",
+            f"{quantity.as_title(chart.title)}, {MODE_NAMES[mode]}",
+            f"{quantity.worded(chart.caption)} {spread}",
+            chart.x,
+            quantity.forgetting if chart.is_forgetting else quantity.axis,
+            curves(runs, mode, chart.curve),
+        )
+        for chart in CHARTS
+    ]
+    return [matrix, *charts] if runs.records[0].tasks > 1 else [matrix]
+
+
+def task_heat_maps(
+    runs: Runs, table_of: Callable[[RunRecord], Sequence[Sequence[float | None]] | None]
+) -> tuple[HeatMap, ...]:
+    """Return a heat map of tasks by tasks for each group in which a run has such a table."""
+    panels = []
+    for name, group in runs.groups.items():
+        tables = [table for record in group if (table := table_of(record))]
+        if tables:
+            tasks = tuple(str(number + 1) for number in range(len(tables[0])))
+            panels.append(HeatMap(name, tasks, tasks, mean_cells(tables)))
+    return tuple(panels)
 
 
 def curves(runs: Runs, mode: str, curve: Curve) -> tuple[Series, ...]:
@@ -228,10 +235,6 @@ def mean_cells(tables: Sequence[Sequence[Sequence[float | None]]]) -> tuple[tupl
     )
 
 
-def _tasks(group: Sequence[RunRecord]) -> tuple[str, ...]:
-    return tuple(str(number + 1) for number in range(group[0].tasks))
-
-
 def _from_one(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(float(number), value) for number, value in enumerate(values, 1)]
 
@@ -245,34 +248,46 @@ _MOST_TASKS = 10
 _MOST_GROUPS = 4
 Line = list[tuple[float, float]]
 """Points (rounds so far, value)."""
-
-
-def round_figures(runs: Runs, modes: Sequence[str]) -> list[Figure]:
-    """Return the figures for which at least one run has recorded values."""
-    events = {name: [record.events for record in group] for name, group in runs.groups.items()}
-    shown = [loss_figure(runs, events)]
-    for mode in modes:
-        shown.append(average_by_round_figure(runs, events, mode))
-        if len(events) <= _MOST_GROUPS:
-            shown += [tasks_by_round_figure(runs, name, each, mode, number)
-                      for number, (name, each) in enumerate(events.items())]  # fmt: skip
-    return [figure for figure in shown if figure is not None and figure.series]
+Rows = list[tuple[float, list[float]]]
+"""Rounds so far, and the accuracies on the tasks so far."""
+Recorded = TypeVar("Recorded")
 
 
 Events = list[dict[str, Any]]
 
 
-def loss_figure(runs: Runs, events: dict[str, list[Events]]) -> LineFigure:
-    """Return the training loss by round."""
-    return LineFigure(
+def round_figures(runs: Runs, modes: Sequence[str]) -> list[Figure]:
+    """Return the figures for which at least one run has recorded values."""
+    events = {name: [record.events for record in group] for name, group in runs.groups.items()}
+    quantity, spread = quantity_of(runs), spread_note(runs)
+    loss = LineFigure(
         "training-loss",
         "Training loss by round",
         "Mean over the local steps of the clients of a round, weighted as in aggregation, of the "
-        f"loss that they minimize, with the terms that a method adds. {spread_note(runs)}",
+        f"loss that they minimize, with the terms that a method adds. {spread}",
         _ROUNDS,
         Axis("training loss", include_zero=True),
         _series(events, losses),
     )
+    shown = [loss]
+    for mode in modes:
+        rows = {name: [accuracies(e, mode) for e in group] for name, group in events.items()}
+        average = LineFigure(
+            f"average-by-round-{mode}",
+            f"Average {quantity.name} by round, {MODE_NAMES[mode]}",
+            f"Mean {quantity.name} over the tasks so far, the current one included, within "
+            f"tasks and at their ends. {spread}",
+            _ROUNDS,
+            quantity.axis,
+            _series(rows, lambda each: [(n, sum(a) / len(a)) for n, a in each]),
+        )
+        shown.append(average)
+        if len(events) <= _MOST_GROUPS:
+            shown += [
+                tasks_by_round_figure(runs, name, group, mode, number)
+                for number, (name, group) in enumerate(rows.items())
+            ]
+    return [figure for figure in shown if figure.series]
 
 
 def losses(events: Events) -> Line:
@@ -281,27 +296,17 @@ def losses(events: Events) -> Line:
     return [(float(n), loss) for n, loss in enumerate(rounds, 1) if loss is not None]
 
 
-def average_by_round_figure(runs: Runs, events: dict[str, list[Events]], mode: str) -> LineFigure:
-    """Return the mean accuracy over the tasks so far, by round."""
-    return LineFigure(
-        f"average-by-round-{mode}",
-        f"Average {quantity_of(runs).name} by round, {MODE_NAMES[mode]}",
-        f"Mean {quantity_of(runs).name} over the tasks so far, the current one included, within "
-        f"tasks and at their ends. {spread_note(runs)}",
-        _ROUNDS,
-        quantity_of(runs).axis,
-        _series(events, lambda each: [(n, sum(a) / len(a)) for n, a in accuracies(each, mode)]),
-    )
-
-
 def tasks_by_round_figure(
-    runs: Runs, name: str, events: list[Events], mode: str, number: int
+    runs: Runs, name: str, rows: list[Rows], mode: str, number: int
 ) -> LineFigure:
     """Return the accuracy on each task by round, of one method."""
-    tasks = max((len(a) for each in events for _, a in accuracies(each, mode)), default=0)
+    tasks = max((len(values) for each in rows for _, values in each), default=0)
     step = -(-tasks // _MOST_TASKS) or 1
     lines = {
-        f"task {task + 1}": [_of_task(accuracies(each, mode), task) for each in events]
+        f"task {task + 1}": [
+            [(rounds, values[task]) for rounds, values in each if task < len(values)]
+            for each in rows
+        ]
         for task in range(0, tasks, step)
     }
     return LineFigure(
@@ -318,11 +323,7 @@ def tasks_by_round_figure(
     )
 
 
-def _of_task(rows: list[tuple[float, list[float]]], task: int) -> Line:
-    return [(number, values[task]) for number, values in rows if task < len(values)]
-
-
-def accuracies(events: Events, mode: str) -> list[tuple[float, list[float]]]:
+def accuracies(events: Events, mode: str) -> Rows:
     """Return rounds so far and the accuracies on the tasks so far, where all were evaluated.
 
     At the end of a task its last evaluation counts. Empty without `runs.evaluate_all`.
@@ -339,9 +340,11 @@ def accuracies(events: Events, mode: str) -> list[tuple[float, list[float]]]:
     return sorted(found.items()) if is_by_round else []
 
 
-def _series(events: dict[str, list[Events]], line: Callable[[Events], Line]) -> tuple[Series, ...]:
+def _series(
+    recorded: dict[str, list[Recorded]], line: Callable[[Recorded], Line]
+) -> tuple[Series, ...]:
     shown = []
-    for style, (name, group) in enumerate(events.items()):
+    for style, (name, group) in enumerate(recorded.items()):
         points = _same_length([line(each) for each in group])
         if points and points[0]:
             shown.append(Series(name, style, mean_line(points)))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from perdure.report.accuracy import mean_cells, mean_line, spread_note
+from perdure.report.accuracy import mean_cells, mean_line, spread_note, task_heat_maps
 from perdure.report.figure_data import Axis, Figure, HeatMap, HeatMapFigure, LineFigure, Series
 from perdure.report.records import RunRecord, Runs
 
 Diagnosis = dict[str, Any]
 """Values that a method recorded in one event."""
+_VALUES = ("used", "clients", "tasks", "geometry")
+"""Keys of a method's values that are dicts; the others are parts of a combined method."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,17 @@ class MethodLog:
 
         A combined method has one pair per part.
         """
-        return [
-            (event.get("event") == "task", part)
-            for event in self.record.events
-            for part in _parts(event.get("method"))
-        ]
+        pairs: list[tuple[bool, Diagnosis]] = []
+        for event in self.record.events:
+            numbers, is_task_end = event.get("method"), event.get("event") == "task"
+            if isinstance(numbers, dict):
+                pairs.append((is_task_end, numbers))
+                pairs += [
+                    (is_task_end, part)
+                    for name, part in numbers.items()
+                    if isinstance(part, dict) and name not in _VALUES
+                ]
+        return pairs
 
     def used_fractions(self) -> dict[str, list[float]]:
         """Return, by layer, the fraction of its directions that is protected after each task."""
@@ -49,23 +57,34 @@ class MethodLog:
         return [(float(n), value) for n, value in enumerate(statistics, 1) if value is not None]
 
 
-def _parts(numbers: Any) -> Iterator[Diagnosis]:
-    """Yield the values of the method and, for a combined method, those of its parts."""
-    if not isinstance(numbers, dict):
-        return
-    yield numbers
-    for name, value in numbers.items():
-        if isinstance(value, dict) and name not in ("used", "clients", "tasks", "geometry"):
-            yield value
-
-
 def diagnostic_figures(runs: Runs) -> list[Figure]:
     """Return the figures for which at least one run has recorded values."""
     logs = {name: [MethodLog(record) for record in group] for name, group in runs.groups.items()}
+    routing = HeatMapFigure(
+        "routing",
+        "Routing accuracy on each task after each task",
+        "Fraction of the test examples of task j whose task was predicted correctly after "
+        f"learning task i. {spread_note(runs)}",
+        "task j",
+        "after task i",
+        "routing accuracy (fraction from 0 to 1)",
+        task_heat_maps(runs, lambda record: record.result.get("routing")),
+    )
+    confusion = HeatMapFigure(
+        "confusion",
+        "Routing confusion after the last task",
+        "Fraction of the test examples of task i (row) for which task j (column) was predicted. "
+        "The diagonal is correct; what a row lacks to 1 was taken for examples of no known task. "
+        f"{spread_note(runs)}",
+        "predicted task j",
+        "task i",
+        "fraction of the examples of task i",
+        task_heat_maps(runs, lambda record: record.result.get("confusion")),
+    )
     candidates: list[Figure | None] = [
         space_figure(runs, logs),
-        routing_figure(runs),
-        confusion_figure(runs),
+        routing if routing.panels else None,
+        confusion if confusion.panels else None,
         conflict_figure(runs, logs, "cosine"),
         conflict_figure(runs, logs, "conflicts"),
     ]
@@ -92,37 +111,6 @@ def space_figure(runs: Runs, logs: dict[str, list[MethodLog]]) -> HeatMapFigure 
         "layer",
         "fraction of the layer's directions",
         tuple(panels),
-    ) if panels else None  # fmt: skip
-
-
-def routing_figure(runs: Runs) -> HeatMapFigure | None:
-    """Return the fraction of examples whose task was predicted correctly."""
-    panels = _task_panels(runs, "routing")
-    return HeatMapFigure(
-        "routing",
-        "Routing accuracy on each task after each task",
-        "Fraction of the test examples of task j whose task was predicted correctly after "
-        f"learning task i. {spread_note(runs)}",
-        "task j",
-        "after task i",
-        "routing accuracy (fraction from 0 to 1)",
-        panels,
-    ) if panels else None  # fmt: skip
-
-
-def confusion_figure(runs: Runs) -> HeatMapFigure | None:
-    """Return the fractions of each task's examples that were predicted to be of every task."""
-    panels = _task_panels(runs, "confusion")
-    return HeatMapFigure(
-        "confusion",
-        "Routing confusion after the last task",
-        "Fraction of the test examples of task i (row) for which task j (column) was predicted. "
-        "The diagonal is correct; what a row lacks to 1 was taken for examples of no known task. "
-        f"{spread_note(runs)}",
-        "predicted task j",
-        "task i",
-        "fraction of the examples of task i",
-        panels,
     ) if panels else None  # fmt: skip
 
 
@@ -154,13 +142,3 @@ def _same_length(lines: Sequence[list[tuple[float, float]]]) -> list[list[tuple[
     """Return the lines restricted to the rounds that every run has values for."""
     common = set.intersection(*({x for x, _ in line} for line in lines))
     return [[point for point in line if point[0] in common] for line in lines]
-
-
-def _task_panels(runs: Runs, key: str) -> tuple[HeatMap, ...]:
-    panels = []
-    for name, group in runs.groups.items():
-        tables = [table for record in group if (table := record.result.get(key))]
-        if tables:
-            names = tuple(str(n + 1) for n in range(len(tables[0])))
-            panels.append(HeatMap(name, names, names, mean_cells(tables)))
-    return tuple(panels)

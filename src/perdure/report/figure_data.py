@@ -57,7 +57,11 @@ def summarize(values: Sequence[float]) -> Summary | None:
     """
     if not values:
         return None
-    return Summary(len(values), _mean(values), _std(values))
+    count = len(values)
+    mean, std = math.fsum(values) / count, None
+    if count > 1:
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return Summary(count, mean, std)
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
@@ -68,26 +72,16 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     differences are approximately normal, which few seeds cannot show.
     """
     gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    if not gaps:
+    summary = summarize(gaps)
+    if summary is None:
         return None
-    mean, std = _mean(gaps), _std(gaps)
+    mean, std = summary.mean, summary.std
     if std is None:
         return Difference(1, mean, None, None)
     from scipy.special import stdtrit  # imported here, since it slows down every command
 
     half = float(stdtrit(len(gaps) - 1, (1 + LEVEL) / 2)) * std / math.sqrt(len(gaps))
     return Difference(len(gaps), mean, mean - half, mean + half)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _std(values: Sequence[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -236,7 +230,12 @@ class Quantity:
     @property
     def title(self) -> str:
         """The name at the beginning of a title."""
-        return self.name[:1].upper() + self.name[1:]
+        return self.as_title("accuracy")
+
+    def as_title(self, text: str) -> str:
+        """Return a title about accuracy as one about this quantity, with a capital letter."""
+        worded = self.worded(text)
+        return worded[:1].upper() + worded[1:]
 
     @property
     def definitions(self) -> dict[str, str]:

@@ -38,10 +38,9 @@ from perdure.report.sections import (
 from perdure.report.tables import (
     Column,
     Table,
-    TableCell,
     TableRow,
-    by_task_table,
     difference_cell,
+    measures_table,
     mode_table,
 )
 
@@ -56,6 +55,7 @@ def page(runs: Runs) -> str:
     """Return the report as HTML."""
     sections = [section for section in _sections(runs) if section[2]]
     title = page_title(runs)
+    count = sum(len(group) for group in runs.groups.values())
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -68,10 +68,15 @@ def page(runs: Runs) -> str:
         "body",
         el("a", "Skip to the results", href="#main", class_="skip"),
         _header(runs, title, sections),
-        el("main", *(_section(section) for section in sections), id="main"),
-        el("footer", el("p", f"Created by perdure {__version__} from {_count(runs)}.")),
+        el("main", *(
+            el("section", el("h2", name, id=f"{anchor}-name"), *inside, id=anchor,
+               aria_labelledby=f"{anchor}-name")
+            for anchor, name, inside in sections
+        ), id="main"),
+        el("footer", el("p", f"Created by perdure {__version__} from "
+                             f"{f'{count} runs' if count > 1 else 'one run'}.")),
         el("script", Html(_read("script.js"))),
-    )
+    )  # fmt: skip
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 
 
@@ -131,33 +136,26 @@ def _sections(runs: Runs) -> list[PageSection]:
 
 def _header(runs: Runs, title: str, sections: Iterable[PageSection]) -> Html:
     links = (el("li", el("a", name, href=f"#{anchor}")) for anchor, name, _ in sections)
+    skipped = [el("li", el("code", str(each.path)), f": {each.reason}") for each in runs.skipped]
+    left_out = el("div", "Not included:", el("ul", *skipped), class_="notes", role="note")
     return el(
         "header",
         el("h1", title),
         el("p", settings_sentence(runs), class_="lead"),
-        *_left_out(runs),
+        left_out if skipped else None,
         el("nav", el("ul", *links), aria_label="Sections"),
     )
 
 
-def _left_out(runs: Runs) -> list[Html]:
-    """Return a note on the directories that are not part of the report."""
-    if not runs.skipped:
-        return []
-    items = (el("li", el("code", str(each.path)), f": {each.reason}") for each in runs.skipped)
-    return [el("div", "Not included:", el("ul", *items), class_="notes", role="note")]
-
-
-def _section(section: PageSection) -> Html:
-    anchor, name, inside = section
-    heading = f"{anchor}-name"
-    return el(
-        "section", el("h2", name, id=heading), *inside, id=anchor, aria_labelledby=heading
-    )  # fmt: skip
-
-
 def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Html]:
-    content = [el("p", table_note(runs)), *(el("p", note) for note in comparison.notes)]
+    one_seed = max(len(group) for group in runs.groups.values()) == 1
+    spread = (
+        "One seed, so no spread and no interval is given."
+        if one_seed
+        else "Mean and, below it, one sample standard deviation (divided by n-1) over n seeds."
+    )
+    about = f"{spread} {quantity_of(runs).about}"
+    content = [el("p", about), *(el("p", note) for note in comparison.notes)]
     for selection in runs.selections:
         content += [el("h3", "Selected settings"), table(ROW_TITLES, selection.rows(), words=2)]
     for mode in shown:
@@ -165,8 +163,11 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
             el("h3", _mode_title(mode, runs)),
             table_html(mode_table(comparison, mode, differences=())),
             *differences_html(comparison, mode),
-            *by_task_html(comparison, mode),
         ]
+        forgetting = measures_table(comparison, comparison.measures_by_task(mode))
+        if len(forgetting.columns) > 1:
+            note = "Forgetting of the earlier tasks after each task (F_t), whose mean is F."
+            content += [el("p", note, class_="note"), table_html(forgetting)]
     same = [MODE_NAMES[mode] for mode in repeated_modes(runs)]
     if same:
         content += [
@@ -177,37 +178,26 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
     return [*content, el("h3", "Cost"), costs, *client_bytes(runs)]
 
 
-def table_note(runs: Runs) -> str:
-    """Return the sentence that explains the numbers of the tables."""
-    about = quantity_of(runs).about
-    if max(len(group) for group in runs.groups.values()) == 1:
-        return f"One seed, so no spread and no interval is given. {about}"
-    return (
-        f"Mean and, below it, one sample standard deviation (divided by n-1) over n seeds. {about}"
-    )
-
-
 def table_html(shown: Table, counts: bool = True) -> Html:
-    """Return a table; references stand below a row of their own."""
+    """Return a table; references stand below a separate row."""
     heads = ["method", *(["n"] if counts else []), *(column.title for column in shown.columns)]
     rows: list[list[Content]] = []
     for row in shown.rows:
-        count = [str(row.count)] if counts else []
-        rows.append([row.label, *count, *(_cell_html(cell) for cell in row.cells)])
+        line: list[Content] = [row.label, *([str(row.count)] if counts else [])]
+        for cell in row.cells:
+            if cell.mark == "missing":
+                line.append(_NONE)
+            elif len(cell.spread) == 2:  # a difference and the ends of its interval
+                mean = el("strong" if cell.mark == "sure" else "span", cell.text)
+                line.append([mean, el("small", " to ".join(cell.spread))])
+            elif cell.spread:
+                line.append([cell.text, el("small", f"\u00b1 {cell.spread[0]}")])
+            else:
+                line.append(cell.text)
+        rows.append(line)
     if shown.divided_at is not None:
         rows.insert(shown.divided_at, [DIVIDER, *[""] * (len(heads) - 1)])
     return table(heads, rows)
-
-
-def _cell_html(cell: TableCell) -> Content:
-    if cell.mark == "missing":
-        return _NONE
-    if not cell.spread:
-        return cell.text
-    if len(cell.spread) == 1:
-        return [cell.text, el("small", f"\u00b1 {cell.spread[0]}")]
-    mean = el("strong" if cell.mark == "sure" else "span", cell.text)
-    return [mean, el("small", " to ".join(cell.spread))]
 
 
 def differences_html(comparison: Comparison, mode: str) -> list[Html]:
@@ -230,13 +220,6 @@ def differences_html(comparison: Comparison, mode: str) -> list[Html]:
     )
     columns = tuple(Column(measure.name) for measure in measures)
     return [el("p", about, class_="note"), table_html(Table("", columns, tuple(rows)), False)]
-
-
-def by_task_html(comparison: Comparison, mode: str) -> list[Html]:
-    """Return the table of forgetting after each task; empty with fewer than three tasks."""
-    shown = by_task_table(comparison, mode)
-    about = "Forgetting of the earlier tasks after each task (F_t), whose mean is F."
-    return [el("p", about, class_="note"), table_html(shown)] if shown.columns[1:] else []
 
 
 def _mode_title(mode: str, runs: Runs) -> str:
@@ -281,23 +264,17 @@ def _definitions(comparison: Comparison, quantity: Quantity) -> list[Html]:
     ]  # fmt: skip
 
 
-def _count(runs: Runs) -> str:
-    count = sum(len(group) for group in runs.groups.values())
-    return f"{count} runs" if count > 1 else "one run"
-
-
 def _style() -> str:
     """Return the style sheet with the colors of lines and heat maps, for both themes."""
-    dark = f"@media screen and (prefers-color-scheme: dark) {{{_colors(DARK, True)}}}"
-    return f"{_read('style.css')}{_colors(LIGHT, False)}{dark}"
-
-
-def _colors(series: tuple[str, ...], dark: bool) -> str:
-    lines = [f".s{n}{{--c:{color}}}" for n, color in enumerate(series)]
+    light, dark = "", ""
+    for n, (one, other) in enumerate(zip(LIGHT, DARK, strict=True)):
+        light += f".s{n}{{--c:{one}}}"
+        dark += f".s{n}{{--c:{other}}}"
     for step in range(LEVELS + 1):
-        background = heat_color(step, dark)
-        lines.append(f".h{step}{{background:{background};color:{text_color(background)}}}")
-    return "".join(lines)
+        one, other = heat_color(step), heat_color(step, dark=True)
+        light += f".h{step}{{background:{one};color:{text_color(one)}}}"
+        dark += f".h{step}{{background:{other};color:{text_color(other)}}}"
+    return f"{_read('style.css')}{light}@media screen and (prefers-color-scheme: dark) {{{dark}}}"
 
 
 def _read(name: str) -> str:

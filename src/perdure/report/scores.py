@@ -10,10 +10,10 @@ from perdure.evaluation.metrics import MAIN, meaning
 from perdure.report.accuracy import (
     MODE_NAMES,
     average_accuracies,
-    mean_cells,
     mean_line,
     shown_modes,
     spread_note,
+    task_heat_maps,
 )
 from perdure.report.figure_data import (
     Axis,
@@ -38,20 +38,16 @@ from perdure.report.tables import byte_unit
 def score_figures(runs: Runs, mode: str) -> list[Figure]:
     """Return the matrix of every metric but the main one that some run has in a mode."""
     records = [record for group in runs.groups.values() for record in group]
-    names = dict.fromkeys(name for record in records for name in _scores_of_run(record))
+    names = dict.fromkeys(name for record in records for name in record.result.get("scores") or {})
     figures = (score_figure(runs, name, mode) for name in names if name not in MAIN.values())
     return [figure for figure in figures if figure.panels]
 
 
 def score_figure(runs: Runs, name: str, mode: str) -> HeatMapFigure:
     """Return one heat map per method: a metric on every task after every task."""
-    panels = []
-    for label, group in runs.groups.items():
-        tables = [
-            table for record in group if (table := _scores_of_run(record).get(name, {}).get(mode))
-        ]
-        if tables:
-            panels.append(HeatMap(label, _tasks(group), _tasks(group), mean_cells(tables)))
+    panels = task_heat_maps(
+        runs, lambda record: (record.result.get("scores") or {}).get(name, {}).get(mode)
+    )
     return HeatMapFigure(
         f"{name.replace('.', '-')}-{mode}",
         f"{name} on each task after each task, {MODE_NAMES[mode]}",
@@ -60,7 +56,7 @@ def score_figure(runs: Runs, name: str, mode: str) -> HeatMapFigure:
         "task j",
         "after task i",
         name,
-        tuple(panels),
+        panels,
         color_limits(name, panels),
     )
 
@@ -80,14 +76,6 @@ def color_limits(name: str, panels: Sequence[HeatMap]) -> tuple[float, float]:
     if name == "r2" or not cells:
         return (0.0, 1.0)
     return (min(0.0, *cells), max(1.0, *cells))
-
-
-def _scores_of_run(record: RunRecord) -> dict[str, Any]:
-    return record.result.get("scores") or {}
-
-
-def _tasks(group: Sequence[RunRecord]) -> tuple[str, ...]:
-    return tuple(str(number + 1) for number in range(group[0].tasks))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -173,52 +161,47 @@ def cost_figures(runs: Runs, mode: str) -> list[LineFigure]:
     """Return the figures of A_t against transferred bytes and against seconds."""
     largest = max(max(cumulative_bytes(record), default=0) for record in runs.records)
     divisor, unit = byte_unit(largest)
-    return [
-        _figure(
-            runs, mode, "bytes", "bytes", f"uploads and downloads of all clients ({unit})",
+    costs: list[tuple[str, str, str, Cost]] = [
+        (
+            "bytes", f"uploads and downloads of all clients ({unit})",
             "Size of the encoded messages of all clients, in both directions.",
             lambda record: [value / divisor for value in cumulative_bytes(record)],
         ),
-        _figure(
-            runs, mode, "seconds", "seconds", "wall-clock time (s)",
+        (
+            "seconds", "wall-clock time (s)",
             "Training, consolidation and evaluation. Comparable only between runs on one "
             "machine under equal load.",
             lambda record: list(accumulate(record.result["seconds"]["by_task"])),
         ),
     ]  # fmt: skip
+    quantity, figures = quantity_of(runs), []
+    for what, axis, note, cost in costs:
+        series = []
+        for style, (name, group) in enumerate(runs.groups.items()):
+            lines = [
+                list(zip(cost(record), (y for _, y in average_accuracies(matrix)), strict=True))
+                for record in group
+                if (matrix := record.result["matrix"].get(mode)) and cost(record)
+            ]
+            if lines:
+                series.append(Series(name, style, mean_line(lines)))
+        figure = LineFigure(
+            f"{what}-{mode}",
+            f"Average {quantity.name} against {what}, {MODE_NAMES[mode]}",
+            f"A_t (mean {quantity.name} over the tasks so far) after each task; one marker "
+            f"per task. {note} {spread_note(runs)}",
+            Axis(axis, include_zero=True),
+            quantity.axis,
+            tuple(series),
+        )
+        figures.append(figure)
+    return figures
 
 
 def cumulative_bytes(record: RunRecord) -> list[float]:
     """Return the bytes sent up and down until the end of each task."""
     by_task = record.result["bytes"]["by_task"]
     return list(accumulate(float(task["up"] + task["down"]) for task in by_task))
-
-
-def _figure(
-    runs: Runs, mode: str, key: str, what: str, axis: str, note: str, cost: Cost
-) -> LineFigure:
-    return LineFigure(
-        f"{key}-{mode}",
-        f"Average {quantity_of(runs).name} against {what}, {MODE_NAMES[mode]}",
-        f"A_t (mean {quantity_of(runs).name} over the tasks so far) after each task; one marker "
-        f"per task. {note} {spread_note(runs)}",
-        Axis(axis, include_zero=True),
-        quantity_of(runs).axis,
-        _trails(runs, mode, cost),
-    )
-
-
-def _trails(runs: Runs, mode: str, cost: Cost) -> tuple[Series, ...]:
-    series = []
-    for style, (name, group) in enumerate(runs.groups.items()):
-        lines = [
-            list(zip(cost(record), (y for _, y in average_accuracies(matrix)), strict=True))
-            for record in group
-            if (matrix := record.result["matrix"].get(mode)) and cost(record)
-        ]
-        if lines:
-            series.append(Series(name, style, mean_line(lines)))
-    return tuple(series)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -31,15 +31,19 @@ def page_title(runs: Runs) -> str:
     seeds = max(len(group) for group in runs.groups.values())
     subject = f"{methods} methods" if methods > 1 else next(iter(runs.groups))
     many = f", {seeds} seeds" if seeds > 1 else f", seed {first.seed}"
-    return f"{subject} on {_common(runs, 'stream.kind')} {_data(runs)}{many}"
+    of_nodes = all(record.config.federation is not None for record in runs.records)
+    data = "data of nodes" if of_nodes else _common(runs, "data.source")
+    return f"{subject} on {_common(runs, 'stream.kind')} {data}{many}"
 
 
 def settings_sentence(runs: Runs) -> str:
     """Return a sentence on the settings that all runs have in common."""
     first = runs.records[0]
+    of_nodes = all(record.config.federation is not None for record in runs.records)
+    partition = "" if of_nodes else f" ({_common(runs, 'clients.partition.kind')})"
     parts = [
         f"{first.tasks} tasks" if first.tasks > 1 else "1 task",
-        _counted(runs, "clients.count", "client") + _partition(runs),
+        _counted(runs, "clients.count", "client") + partition,
         f"model {_common(runs, 'model.kind')}",
         f"{_counted(runs, 'train.rounds', 'round').lstrip('[').replace(']', ', ...')} per task",
         _counted(runs, "train.local_epochs", "local epoch"),
@@ -47,19 +51,6 @@ def settings_sentence(runs: Runs) -> str:
         f"{_common(runs, 'train.optimizer.kind')} with learning rate {_common(runs, 'train.lr')}",
     ]
     return ", ".join(parts) + "."
-
-
-def _data(runs: Runs) -> str:
-    """Return the data of the runs; of a federation each node has its own."""
-    return "data of nodes" if _have_own_data(runs) else _common(runs, "data.source")
-
-
-def _partition(runs: Runs) -> str:
-    return "" if _have_own_data(runs) else f" ({_common(runs, 'clients.partition.kind')})"
-
-
-def _have_own_data(runs: Runs) -> bool:
-    return all(record.config.federation is not None for record in runs.records)
 
 
 def _common(runs: Runs, key: str) -> str:
@@ -78,15 +69,14 @@ def _differences(runs: Runs) -> list[Html]:
     differing = differing_settings(heads)
     if not differing:
         return []
-    rows = [[el("code", key), *(_value(r.setting(key)) for r in heads)] for key in differing]
+    rows = []
+    for key in differing:
+        values = [record.setting(key) for record in heads]
+        rows.append([el("code", key), *(_NONE if v is None else str(v) for v in values)])
     return [
         el("p", "Settings in which the methods differ; all others are equal."),
         table(["key", *runs.groups], rows),
     ]
-
-
-def _value(value: Any) -> str:
-    return "\u2013" if value is None else str(value)
 
 
 def _setup(name: str, group: Sequence[RunRecord]) -> Html:
@@ -113,6 +103,7 @@ def rerun_command(record: RunRecord) -> str:
 # The section on tasks: their names and classes.
 # ------------------------------------------------------------------------------------------------
 
+_NONE = "\u2013"
 _MOST = 20
 """Classes of a task that are named."""
 
@@ -124,21 +115,16 @@ def task_table(runs: Runs) -> list[Html]:
         return []
     first = records[0].result
     head = el("tr", *(el("th", name) for name in ("task", "name", "classes")))
-    rows = (
-        el("tr", el("th", str(number), scope="row"), el("td", name), el("td", _shown(classes)))
-        for number, (name, classes) in enumerate(
-            zip(first["task_names"], first["task_classes"], strict=True), 1
-        )
-    )
+    rows = []
+    named = zip(first["task_names"], first["task_classes"], strict=True)
+    for number, (name, classes) in enumerate(named, 1):
+        more = f", and {len(classes) - _MOST} more" if len(classes) > _MOST else ""
+        shown = el("td", ", ".join(classes[:_MOST]) + more)
+        rows.append(el("tr", el("th", str(number), scope="row"), el("td", name), shown))
     made = el("table", el("thead", head), el("tbody", *rows))
     differ = any(record.result["task_classes"] != first["task_classes"] for record in records)
     note = f"Tasks of seed {first['seed']}; other runs have other ones." if differ else ""
     return [*([el("p", note, class_="note")] if note else []), scrollable(made, "tasks")]
-
-
-def _shown(classes: list[str]) -> str:
-    more = f", and {len(classes) - _MOST} more" if len(classes) > _MOST else ""
-    return ", ".join(classes[:_MOST]) + more
 
 
 # ------------------------------------------------------------------------------------------------
@@ -156,30 +142,23 @@ def client_rows(runs: Runs) -> list[Html]:
     most = max((count for counts in known["rows"] for count in counts), default=0) or 1
     tasks = len(known["rows"][0]) if known["rows"] else 0
     head = el("tr", el("th", "client"), *(el("th", f"task {t + 1}") for t in range(tasks)))
-    rows = (
-        el("tr", el("th", name, scope="row"), *(_cell(count, most) for count in counts))
-        for name, counts in zip(known["names"], known["rows"], strict=True)
-    )
+    rows = []
+    for name, counts in zip(known["names"], known["rows"], strict=True):
+        cells = [el("td", f"{n:,}", class_=f"h{heat_level(n / most)}") for n in counts]
+        rows.append(el("tr", el("th", name, scope="row"), *cells))
     shaded = el("table", el("thead", head), el("tbody", *rows), class_="heat")
     return [el("p", _ABOUT, class_="note"), scrollable(shaded, "rows of each client")]
-
-
-def _cell(count: int, most: int) -> Html:
-    return el("td", f"{count:,}", class_=f"h{heat_level(count / most)}")
 
 
 # ------------------------------------------------------------------------------------------------
 # The table of the bytes per client: by field and task, and what clients keep on disk.
 # ------------------------------------------------------------------------------------------------
 
-_NONE = "\u2013"
 _ABOUT_BYTES = (
     "Bytes per client, by field and task: means over the clients that took part in the task, and "
     "the client with most. Kept: what a client stores after each task, over all clients. Means "
     "over seeds."
 )
-TaskBytes = Callable[[dict[str, Any]], float | None]
-"""Returns a number of bytes, given the entry of one task in a result."""
 
 
 def client_bytes(runs: Runs) -> list[Html]:
@@ -193,51 +172,32 @@ def client_bytes(runs: Runs) -> list[Html]:
 
 
 def _rows(name: str, group: Sequence[RunRecord]) -> list[list[str]]:
+    """Return a row per field, per direction, and of what is kept, with a cell per task."""
     counted = [record.result["bytes"]["by_task"] for record in group]
+    by_task = list(zip(*counted, strict=True))
     fields = dict.fromkeys(key for tasks in counted for task in tasks for key in task["by_field"])
-    rows = [(f"{field} (mean)", _mean_of(field)) for field in fields]
-    rows += [
-        (f"{direction}, all fields ({what})", _total(direction, what))
-        for direction in ("up", "down")
-        for what in ("mean", "max")
+    values: dict[str, list[list[float]]] = {}
+    for field in fields:
+        values[f"{field} (mean)"] = [
+            [task["by_field"][field] / max(1, task["per_client"]["clients"])
+             for task in tasks if field in task["by_field"]]
+            for tasks in by_task
+        ]  # fmt: skip
+    for direction in ("up", "down"):
+        for what in ("mean", "max"):
+            values[f"{direction}, all fields ({what})"] = [
+                [task["per_client"][direction][what] for task in tasks] for tasks in by_task
+            ]
+    kept = [(record.result["bytes"]["kept"] or {}).get("by_task") or [] for record in group]
+    counted_kept = [tasks for tasks in kept if tasks and all(tasks)]  # some are not counted
+    for what in ("mean", "max") if counted_kept else ():
+        values[f"kept ({what})"] = [
+            [task[what] for task in tasks] for tasks in zip(*counted_kept, strict=True)
+        ]
+    return [
+        [name, what, *(format_bytes(fmean(numbers)) if numbers else _NONE for numbers in by_task)]
+        for what, by_task in values.items()
     ]
-    shown = [[name, what, *_cells(counted, value)] for what, value in rows]
-    kept = [tasks for record in group if (tasks := _kept(record))]
-    return shown + [
-        [name, f"kept ({what})", *_cells(kept, _stored(what))] for what in ("mean", "max") if kept
-    ]
-
-
-def _kept(record: RunRecord) -> list[dict[str, Any]] | None:
-    """Return what clients keep after each task, or None if some of it was not counted."""
-    by_task = (record.result["bytes"]["kept"] or {}).get("by_task") or []
-    return by_task if all(by_task) else None
-
-
-def _mean_of(field: str) -> TaskBytes:
-    def value(task: dict[str, Any]) -> float | None:
-        count = task["by_field"].get(field)
-        return None if count is None else count / max(1, task["per_client"]["clients"])
-
-    return value
-
-
-def _total(direction: str, what: str) -> TaskBytes:
-    return lambda task: float(task["per_client"][direction][what])
-
-
-def _stored(what: str) -> TaskBytes:
-    return lambda task: float(task[what])
-
-
-def _cells(runs: list[list[dict[str, Any]]], value: TaskBytes) -> list[str]:
-    """Return one cell per task: the mean over the runs."""
-    columns = ([value(task) for task in tasks] for tasks in zip(*runs, strict=True))
-    return [_bytes_cell([number for number in column if number is not None]) for column in columns]
-
-
-def _bytes_cell(numbers: list[float]) -> str:
-    return format_bytes(fmean(numbers)) if numbers else _NONE
 
 
 # ------------------------------------------------------------------------------------------------
@@ -254,12 +214,13 @@ _COLUMNS = ("sampled", "counted", "failed")
 
 def participation(runs: Runs) -> list[Html]:
     """Return the table; empty if no run was a federation that counted it."""
-    rows = [
-        row
-        for name, group in runs.groups.items()
-        for record in group
-        for row in _participation_rows(name, record)
-    ]
+    rows = []
+    for name, group in runs.groups.items():
+        for record in group:
+            counts: Mapping[str, Mapping[str, int]] = record.result.get("participation") or {}
+            for client in sorted(counts, key=lambda client: (len(client), client)):
+                numbers = [str(counts[client].get(column, 0)) for column in _COLUMNS]
+                rows.append([f"{name}, seed {record.seed}", client, *numbers])
     if not rows:
         return []
     head = ["run", "client", *(f"rounds {name}" for name in _COLUMNS)]
@@ -267,16 +228,6 @@ def participation(runs: Runs) -> list[Html]:
         el("h3", "Participation"),
         el("p", _ABOUT_PARTICIPATION, class_="note"),
         table(head, rows, words=2),
-    ]
-
-
-def _participation_rows(name: str, record: RunRecord) -> list[list[str]]:
-    counts: Mapping[str, Mapping[str, int]] = record.result.get("participation") or {}
-    clients = sorted(counts, key=lambda client: (len(client), client))
-    run = f"{name}, seed {record.seed}"
-    return [
-        [run, client, *(str(counts[client].get(column, 0)) for column in _COLUMNS)]
-        for client in clients
     ]
 
 
@@ -307,6 +258,7 @@ def server_view(runs: Runs) -> list[Html]:
     verdicts = (
         el("li", el("strong", name), ": ", verdict(group[0])) for name, group in runs.groups.items()
     )
+    draws = sorted({group[0].result["draws"] for group in runs.groups.values()})
     return [
         el("p", "A field of an upload is a Sum or an Each. Of a Sum, the server needs only the "
            "weighted sum over clients, so secure aggregation can hide the value of each client. An "
@@ -316,7 +268,7 @@ def server_view(runs: Runs) -> list[Html]:
             ["method", "field", "type", "the server needs", "bytes, all clients", "fraction"],
             rows, words=4,
         ),
-        *_draws(runs),
+        *(el("p", f"Random draws: {text}.") for text in draws),
         *_privacy(runs),
     ]  # fmt: skip
 
@@ -325,15 +277,14 @@ def verdict(record: RunRecord) -> str:
     """Return a sentence on what the server sees of the uploads of a method."""
     types: dict[str, str] = record.result["bytes"]["types"]
     each = sorted(name for name, kind in types.items() if kind == "Each")
+    if not each and (record.result.get("privacy") or {}).get("secagg"):
+        return "needs only sums. Secure aggregation was on, so the server saw only sums."
     if not each:
-        return f"needs only sums. {_secured(record)}"
+        return (
+            "needs only sums. Secure aggregation was off, so in this run the server could see "
+            "single updates."
+        )
     return f"the server must see every client's {', '.join(each)}; no secure aggregation."
-
-
-def _secured(record: RunRecord) -> str:
-    if (record.result.get("privacy") or {}).get("secagg"):
-        return "Secure aggregation was on, so the server saw only sums."
-    return "Secure aggregation was off, so in this run the server could see single updates."
 
 
 def _fields(name: str, record: RunRecord) -> list[list[str]]:
@@ -347,19 +298,15 @@ def _fields(name: str, record: RunRecord) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _draws(runs: Runs) -> list[Html]:
-    """Return where the draws of runs came from."""
-    texts = {group[0].result["draws"] for group in runs.groups.values()}
-    return [el("p", f"Random draws: {text}.") for text in sorted(texts)]
-
-
 def _privacy(runs: Runs) -> list[Html]:
     """Return the guarantees of secure aggregation and noise of the runs that used them."""
     rows, guarantees = [], []
     for name, group in runs.groups.items():
         privacy = group[0].result.get("privacy") or {}
         if privacy.get("epsilon") is not None:
-            rows.append([name, *(_format(privacy.get(key)) for key in _NOISE)])
+            values = [privacy.get(key) for key in _NOISE]
+            shown = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
+            rows.append([name, *(_NONE if text == "None" else text for text in shown)])
         texts = _guarantees(group, privacy)
         guarantees += [el("li", el("strong", name), ": ", text) for text in texts]
     content = []
@@ -377,9 +324,3 @@ def _guarantees(group: Sequence[RunRecord], privacy: dict[str, Any]) -> list[str
         if is_task_end and isinstance(values.get("privacy"), str):
             return [*texts, values["privacy"]]
     return texts
-
-
-def _format(value: Any) -> str:
-    if value is None:
-        return "\u2013"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -112,11 +112,6 @@ def format_value(measure: Measure, value: float, percent: bool = False) -> str:
     return f"{value:.1f}" if measure.unit == "s" else f"{value:.0f}"
 
 
-def measure_title(measure: Measure, percent: bool = False) -> str:
-    """Return the title of a measure's column."""
-    return f"{measure.title} (%)" if percent and measure.unit == "share" else measure.title
-
-
 def format_summary(measure: Measure, summary: Summary, percent: bool = False) -> str:
     """Return mean ± std as text, or the mean alone if there is no spread."""
     mean = format_value(measure, summary.mean, percent)
@@ -244,7 +239,10 @@ def measures_table(
     title: str = "",
 ) -> Table:
     """Return the table of some measures, with the differences of some of them."""
-    columns = [Column(measure_title(measure, percent), measure.better) for measure in measures]
+    columns = [
+        Column(f"{m.title} (%)" if percent and m.unit == "share" else m.title, m.better)
+        for m in measures
+    ]
     columns += [Column(f"{measure.name} against {comparison.reference}") for measure in compared]
     counts = {label: comparison.seed_count(label, measures) for label in comparison.labels}
     labels = [label for label, count in counts.items() if count]
@@ -299,14 +297,6 @@ def _ranked(cells: list[TableCell], methods: int, better: Better) -> list[TableC
     return ranked + cells[methods:]
 
 
-def by_task_table(
-    comparison: Comparison, mode: str, percent: bool = False, title: str = ""
-) -> Table:
-    """Return the table of forgetting after each task."""
-    measures = comparison.measures_by_task(mode)
-    return measures_table(comparison, measures, percent=percent, title=title)
-
-
 def all_tables(comparison: Comparison, style: TableStyle | None = None) -> Iterator[Table]:
     """Yield every table that has rows, with all or the chosen measures."""
     style = style or TableStyle()
@@ -317,7 +307,7 @@ def all_tables(comparison: Comparison, style: TableStyle | None = None) -> Itera
         by_task = comparison.measures_by_task(mode) if mode is not None else []
         if mode is not None and len(by_task) > 1 and not style.metrics:
             about = f"{title}: forgetting after each task"
-            yield by_task_table(comparison, mode, style.percent, about)
+            yield measures_table(comparison, by_task, percent=style.percent, title=about)
 
 
 def short_tables(

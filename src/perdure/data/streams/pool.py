@@ -44,6 +44,8 @@ class PoolStream(StreamConfig):
     """Always null: every client has its own order of classes, drawn from the seed."""
 
     resembles: ClassVar[str] = "pool"
+    separates_classes: ClassVar[bool] = True
+    mixes_tasks: ClassVar[bool] = True
 
     @property
     def is_open(self) -> bool:

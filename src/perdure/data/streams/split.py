@@ -38,6 +38,7 @@ class SplitStream(SourcesStream):
     Default: all classes, in an order drawn from the seed."""
 
     resembles: ClassVar[str] = "split"
+    separates_classes: ClassVar[bool] = True
 
     @property
     def is_open(self) -> bool:

@@ -35,7 +35,7 @@ from perdure.models.network import Network, Outputs
 from perdure.models.ops import ForwardPass
 
 _SHRINKAGE = 0.1
-"""Fraction of the way to the identity: without it, classes of few rows have no inverse."""
+"""Fraction of the way to the identity. At 0, classes of few rows have no inverse."""
 
 
 # ---- features
