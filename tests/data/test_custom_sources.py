@@ -43,7 +43,7 @@ def test_the_shown_source_is_read_and_held_out(config: Path) -> None:
 
 
 def test_it_is_a_domain_with_a_name_like_other_sources(config: Path) -> None:
-    listed = "[{source: waves, name: a}, {source: waves, frequencies: 2}]"
+    listed = "[{source: waves, name: a}, {source: waves, limit: 60}]"
     config.write_text(f"stream: {{kind: domains, domains: {listed}}}\n")
     stream = make_stream(load(config), Rng(0))
     assert [task.name for task in stream.tasks] == ["a", "waves"]
