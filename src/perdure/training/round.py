@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Context, Server
+from perdure.contract.transforms import check_tensors
 from perdure.contract.uploads import (
     Change,
     CollectedUploads,
@@ -18,6 +18,7 @@ from perdure.contract.uploads import (
     StackedUploads,
     Sum,
 )
+from perdure.core.errors import refuse
 from perdure.core.event_log import Event
 from perdure.core.trees import Tensors
 from perdure.training.events import (
