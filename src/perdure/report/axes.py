@@ -126,7 +126,9 @@ def make_scale(axis: Axis, values: list[float]) -> Scale:
     if axis.integer:
         return _integer_scale(low, high)
     low, high = _widened(low, high, axis)
-    step = _round_step((high - low) / 5 or max(abs(high), 1.0) / 5)
+    rough = (high - low) / 5 or max(abs(high), 1.0) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     if axis.limits is not None:
         low, high = max(low, axis.limits[0]), min(high, axis.limits[1])
@@ -159,9 +161,3 @@ def _integer_scale(low: float, high: float) -> Scale:
         tick += step
     margin = 0.5 if high - low < 30 else (high - low) / 60
     return Scale(low - margin, high + margin, tuple(ticks))
-
-
-def _round_step(rough: float) -> float:
-    """Round a step up to 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

@@ -220,7 +220,10 @@ class RunDirectory:
             run._check(config, resume, overwrite)  # again: another process may have written here
             if overwrite and run._has_config():
                 delete_run(run.path)
-            run._begin(config)
+            if not run._has_config():
+                write_atomic(run._config, dump_saved(config).encode())
+            for folder in (run.path, run.model):
+                remove_temporaries(folder)
         except OSError as error:
             run.close()
             where = argument("out", path)
@@ -336,22 +339,17 @@ class RunDirectory:
     def _has_config(self) -> bool:
         return self._config.is_file()
 
-    def _begin(self, config: Config) -> None:
-        if not self._has_config():
-            write_atomic(self._config, dump_saved(config).encode())
-        for folder in (self.path, self.model):
-            remove_temporaries(folder)
-
     def _check(self, config: Config, resume: bool, overwrite: bool = False) -> None:
+        """Refuse to resume another run, to overwrite what is none, or a path with files.
+
+        (A lock alone is left by a run killed at once.)
+        """
         if resume and self._has_config():
             self.check_same_config(config)
-        elif overwrite and self._has_config():
+            return
+        if overwrite and self._has_config():
             check_overwritable(self.path)
-        else:
-            self._check_free(resume)
-
-    def _check_free(self, resume: bool) -> None:
-        """Refuse a path that contains files. (A lock alone is left by a run killed at once.)"""
+            return
         where, other = argument("out", self.path), f"another {argument('out')}"
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{where}: must be a directory, got a file")

@@ -59,15 +59,9 @@ def initial_state(experiment: Experiment) -> RunState:
 def _is_like(config: Config, other: Config) -> bool:
     """Return whether two configs have the same method, and the same model with a shared head."""
     methods = [fill_defaults(each.method) for each in (config, other)]
-    return methods[0] == methods[1] and _model(config) == _model(other) and _shared(config)
-
-
-def _model(config: Config) -> dict[str, Any]:
-    return config.model.model_dump(exclude={"init"})
-
-
-def _shared(config: Config) -> bool:
-    return config.model.head == "shared"
+    models = [each.model.model_dump(exclude={"init"}) for each in (config, other)]
+    is_shared = config.model.head == "shared"
+    return is_shared and methods[0] == methods[1] and models[0] == models[1]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -192,15 +186,14 @@ def resume(
         return run(complete, out=path, resume=True, watch=watch, data=data)
 
 
-def _parsed(config: AnyConfig, method_dir: Path | None) -> Config:
-    if isinstance(config, Config):
-        return config
-    return parse(config, method_dir) if isinstance(config, dict) else load(find_config(config))
-
-
 def _as_started(config: AnyConfig, method_dir: Path | None, run: str | Path | None) -> Config:
     """Return the checked config with what it leaves to the method as `run` recorded it."""
-    checked = _parsed(config, method_dir)
+    if isinstance(config, Config):
+        checked = config
+    elif isinstance(config, dict):
+        checked = parse(config, method_dir)
+    else:
+        checked = load(find_config(config))
     if run is None or not is_run(Path(run)):
         return checked
     return take_open_settings(checked, RunDirectory.open(run).config())
