@@ -16,9 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from perdure.core.errors import UserError, bad_value
 
-# ------------------------------------------------------------------------------------------------
-# Libraries that come with an extra of perdure, such as `pip install 'perdure[privacy]'`.
-# ------------------------------------------------------------------------------------------------
+# ---- Libraries that come with an extra of perdure, such as `pip install 'perdure[privacy]'`
 
 
 def require(module: str, key: str, extra: str, reason: str = "") -> Any:
@@ -45,9 +43,7 @@ def is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-# ------------------------------------------------------------------------------------------------
-# Classes, functions and objects that were given in Python, by the names that configs hold.
-# ------------------------------------------------------------------------------------------------
+# ---- Classes, functions and objects that were given in Python, by the names that configs hold
 
 GIVEN: dict[str, Any] = {}
 _OBJECT = "given:"
@@ -131,9 +127,7 @@ def find_given(kind: str) -> Any:
     return GIVEN.get(kind)
 
 
-# ------------------------------------------------------------------------------------------------
-# Classes by name: built in, of an installed package, by dotted path, or given in Python.
-# ------------------------------------------------------------------------------------------------
+# ---- Classes by name: built in, of an installed package, by dotted path, or given in Python
 
 T = TypeVar("T")
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from perdure.report.figure_data import Axis, Series
 
-# ------------------------------------------------------------------------------------------------
-# Colors that color-blind readers can distinguish, on light and on dark background.
+# ---- Colors that color-blind readers can distinguish, on light and on dark background
 #
 # Lines use Okabe and Ito's hues, darkened for white and lightened for black background until the
 # contrast suffices; markers and dashes distinguish them without color. Heat maps map 0 to the
 # background and 1 to a strong blue, so that large values stand out in both themes.
-# ------------------------------------------------------------------------------------------------
 
 Rgb = tuple[int, int, int]
 
@@ -69,10 +67,6 @@ def _luminance(color: str) -> float:
         luminance += weight * (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4)
     return luminance
 
-
-# ------------------------------------------------------------------------------------------------
-# Choose the ends and the ticks of an axis.
-# ------------------------------------------------------------------------------------------------
 
 _MAX_INTEGER_TICKS = 10
 

@@ -17,9 +17,7 @@ from perdure.report.figure_data import LEVEL, Difference, Summary, paired_differ
 from perdure.report.records import RunRecord
 from perdure.training.settings import HEAD, OUTPUTS, WEIGHTING, OpenSetting
 
-# ------------------------------------------------------------------------------------------------
-# The measures of a run: metrics by inference mode, forgetting after each task, and costs.
-# ------------------------------------------------------------------------------------------------
+# ---- The measures of a run: metrics by inference mode, forgetting after each task, and costs
 
 Better = Literal["higher", "lower"] | None
 _HIGHER = ("ACC", "learned", "BWT", "Avg")
@@ -161,9 +159,7 @@ def _forgetting_by_task(tasks: int) -> tuple[Measure, ...]:
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------
-# Sentences on the head, the outputs in the loss and the weights of the methods of a table.
-# ------------------------------------------------------------------------------------------------
+# ---- Sentences on the head, the outputs in the loss and the weights of the methods of a table
 
 _WORDS = {HEAD: "head", OUTPUTS: "outputs in the loss", WEIGHTING: "client weights"}
 Values = dict[OpenSetting, str]
@@ -211,9 +207,7 @@ def _reason(record: RunRecord, setting: OpenSetting, own: Values) -> str:
     return "as its head requires" if follows else "set by its config"
 
 
-# ------------------------------------------------------------------------------------------------
-# Compare groups of runs: mean and spread of every measure, and differences from a reference.
-# ------------------------------------------------------------------------------------------------
+# ---- Compare groups of runs: mean and spread of every measure, and differences from a reference
 
 Groups = Mapping[str, Sequence[RunRecord]]
 """Runs that differ only in their seed, by the name of the group (`Runs.groups`)."""

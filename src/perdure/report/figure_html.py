@@ -24,9 +24,7 @@ from perdure.report.figure_data import (
     Series,
 )
 
-# ------------------------------------------------------------------------------------------------
-# Build HTML safely: text is escaped unless it has the type `Html`.
-# ------------------------------------------------------------------------------------------------
+# ---- Build HTML safely: text is escaped unless it has the type `Html`
 
 _EMPTY = frozenset({"meta", "link", "br", "path", "line", "rect", "circle", "use", "col"})
 
@@ -71,9 +69,7 @@ def join(parts: Content) -> Html:
     return Html("".join(texts))
 
 
-# ------------------------------------------------------------------------------------------------
-# Line charts as SVG; the style sheet of the page colors them, so they follow its theme.
-# ------------------------------------------------------------------------------------------------
+# ---- Line charts as SVG; the style sheet of the page colors them, so they follow its theme
 
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 20, 10, 44
@@ -211,9 +207,7 @@ def _marks(style: int, x: Sequence[str], y: Sequence[str]) -> list[Html]:
     return [Html(f'<circle cx="{across}" cy="{down}" {end}') for across, down in places]
 
 
-# ------------------------------------------------------------------------------------------------
-# Figures and tables as HTML, each figure with its caption and a table of its numbers.
-# ------------------------------------------------------------------------------------------------
+# ---- Figures and tables as HTML, each figure with its caption and a table of its numbers
 
 
 def figure_html(figure: Figure) -> Html:

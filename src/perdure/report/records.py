@@ -19,9 +19,7 @@ from perdure.core.errors import UserError
 from perdure.core.event_log import EVENTS, read_events
 from perdure.methods.registry import drop_defaults, hyperparameters, is_builtin, is_reference
 
-# ------------------------------------------------------------------------------------------------
-# Settings of a method selected on validation rows, never on test rows.
-# ------------------------------------------------------------------------------------------------
+# ---- Settings of a method selected on validation rows, never on test rows
 
 METRIC = ("validation", "metrics", "task_agnostic", "ACC")
 """Keys of the score in result.json."""
@@ -120,9 +118,7 @@ def _score(record: RunRecord) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-# ------------------------------------------------------------------------------------------------
-# Check the content of a result.json, which anybody may have changed.
-# ------------------------------------------------------------------------------------------------
+# ---- Check the content of a result.json, which anybody may have changed
 
 
 def check_result(path: str | Path, result: dict[str, Any]) -> None:
@@ -169,9 +165,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-# ------------------------------------------------------------------------------------------------
-# Read finished runs from their directories, and group those that differ only in the seed.
-# ------------------------------------------------------------------------------------------------
+# ---- Read finished runs from their directories, and group those that differ only in the seed
 
 _log = logging.getLogger(__name__)
 _ENGINE = "engine."
@@ -345,9 +339,7 @@ def _grouped(records: Iterable[RunRecord], engine: bool) -> list[list[RunRecord]
     return list(groups.values())
 
 
-# ------------------------------------------------------------------------------------------------
-# Records of runs that were changed since the run wrote them.
-# ------------------------------------------------------------------------------------------------
+# ---- Records of runs that were changed since the run wrote them
 
 
 @contextmanager

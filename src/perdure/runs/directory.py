@@ -22,9 +22,7 @@ from perdure.core.files import remove_temporaries, write_atomic
 from perdure.core.text import argument
 from perdure.methods.registry import fill_defaults, is_builtin
 
-# ------------------------------------------------------------------------------------------------
-# Delete the run in a directory, so that another can take its place. Other files stay.
-# ------------------------------------------------------------------------------------------------
+# ---- Delete the run in a directory, so that another can take its place. Other files stay
 
 _CONTENT = (
     "result.json", "report.html", "model", "checkpoints", "clients", "events.jsonl", "sums.jsonl",
@@ -71,9 +69,7 @@ def delete_run(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------
-# A file lock that lets one process at a time write in a folder.
-# ------------------------------------------------------------------------------------------------
+# ---- A file lock that lets one process at a time write in a folder
 
 
 class LockHeld(Exception):
@@ -150,9 +146,7 @@ def lock_module(name: str) -> Any:
         return None
 
 
-# ------------------------------------------------------------------------------------------------
-# Find run directories.
-# ------------------------------------------------------------------------------------------------
+# ---- Find run directories
 
 
 def is_run(folder: Path) -> bool:
@@ -175,9 +169,7 @@ def _natural(name: str) -> tuple[str | int, ...]:
     return (head, int(tail)) if tail.isdigit() else (name, -1)
 
 
-# ------------------------------------------------------------------------------------------------
-# The run directory: all files of a run, and the lock of the process that writes them.
-# ------------------------------------------------------------------------------------------------
+# ---- The run directory: all files of a run, and the lock of the process that writes them
 
 _log = logging.getLogger(__name__)
 _RUN_CONTENT = ("config.yaml", "events.jsonl", "result.json", "checkpoints", "clients", "model")

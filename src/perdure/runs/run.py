@@ -30,9 +30,7 @@ from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.settings import take_open_settings, with_method_defaults
 from perdure.training.state import RunState
 
-# ------------------------------------------------------------------------------------------------
-# The state before the first round, which may come from another run (`model.init`).
-# ------------------------------------------------------------------------------------------------
+# ---- The state before the first round, which may come from another run (`model.init`)
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +62,7 @@ def _is_like(config: Config, other: Config) -> bool:
     return is_shared and methods[0] == methods[1] and models[0] == models[1]
 
 
-# ------------------------------------------------------------------------------------------------
-# Run a config, from its first round or from its last checkpoint, to its end.
-# ------------------------------------------------------------------------------------------------
+# ---- Run a config, from its first round or from its last checkpoint, to its end
 
 
 def run(

@@ -25,9 +25,7 @@ from perdure.training.experiment import Experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
-# ------------------------------------------------------------------------------------------------
-# The progress bar of a run in a notebook.
-# ------------------------------------------------------------------------------------------------
+# ---- The progress bar of a run in a notebook
 
 
 def notebook_watch(config: Config) -> EventCallback | None:
@@ -58,9 +56,7 @@ class RunBar:
         self.bar.show(state.counters.rounds, total, note)
 
 
-# ------------------------------------------------------------------------------------------------
-# Train an experiment to its end and write its run directory, checkpoint by checkpoint.
-# ------------------------------------------------------------------------------------------------
+# ---- Train an experiment to its end and write its run directory, checkpoint by checkpoint
 
 log = logging.getLogger(__name__)
 
