@@ -25,7 +25,7 @@ from benchmarks.turns import median_ratio, timed_turns
 from perdure.config import TrainConfig, parse
 from perdure.contract import Client, ClientData, Context, Method
 from perdure.contract.exchanges import split_exchanges
-from perdure.contract.states import Nothing
+from perdure.contract.uploads import Nothing
 from perdure.core.rng import Rng
 from perdure.data.examples import Examples, Normalization
 from perdure.methods.fedavg import FedAvg

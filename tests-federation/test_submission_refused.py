@@ -17,9 +17,7 @@ import urllib.request
 import pytest
 
 from perdure.federation.admin.folders import ServerFolder, create_federation
-from perdure.federation.admin.processes import call_flwr, free_port
-from perdure.federation.admin.submission import CONNECTION
-from perdure.federation.server.process import running_server
+from perdure.federation.admin.processes import CONNECTION, call_flwr, free_port, running_server
 
 PATHS = (
     "/v1/control/start-run",

@@ -30,8 +30,8 @@ from perdure.contract import (
     Train,
     stacked,
 )
-from perdure.contract.states import from_tree
 from perdure.core.errors import UserError
+from perdure.core.states import from_tree
 from perdure.methods.registry import build
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perdure.contract import ContractError
-from perdure.contract.states import Nothing, from_tree, partial_from_tree, to_tree
+from perdure.contract.uploads import Nothing
+from perdure.core.states import from_tree, partial_from_tree, to_tree
 from perdure.core.trees import decode, encode
 
 

@@ -12,10 +12,10 @@ from perdure.cli.main import main
 from perdure.config import parse
 from perdure.core.errors import InUse, RunError
 from perdure.federation import apps
+from perdure.federation.admin import processes
 from perdure.federation.admin.folders import ServerFolder, create_federation, only_process
 from perdure.federation.admin.processes import free_port
 from perdure.federation.admin.submission import Submission, create_submission
-from perdure.federation.server import process as server_process
 from perdure.runs.directory import FileLock
 
 HOLD = """
@@ -50,7 +50,7 @@ def test_a_second_server_is_turned_away_before_anything_else(held, monkeypatch, 
     submission.path.mkdir(parents=True)
     submission.record_outcome("stopped", "nodes are missing")
     before = sorted(held.rglob("*"))
-    monkeypatch.setattr(server_process, "start_process", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(processes, "start_process", lambda *_: pytest.fail("it was started"))
     assert main(["federation", "server", str(held)]) == 2
     assert "a server runs in this folder already (process" in capsys.readouterr().err
     assert sorted(held.rglob("*")) == before

@@ -18,7 +18,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from perdure.cli.main import main
 from perdure.core.errors import RunError, UserError
-from perdure.federation.admin import watchdog
+from perdure.federation.admin import child_scripts
 from perdure.federation.admin.folders import (
     NodeFolder,
     ServerFolder,
@@ -142,7 +142,8 @@ def test_a_watched_command_ends_with_the_process_that_started_it(tmp_path):
     flag = tmp_path / "pid"
     script = f"import os,time;open({str(flag)!r},'w').write(str(os.getpid()));time.sleep(600)"
     process = subprocess.Popen(
-        [sys.executable, watchdog.__file__, sys.executable, "-c", script], stdin=subprocess.PIPE
+        [sys.executable, child_scripts.__file__, "watch", sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
     )
     while not (flag.exists() and flag.read_text()):
         time.sleep(0.05)

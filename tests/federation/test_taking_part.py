@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from perdure.core.errors import RunError
+from perdure.federation.admin import processes
 from perdure.federation.admin.processes import Child
-from perdure.federation.node import process as node_process
 
 GAVE_UP = "ERROR: SSL/TLS handshake error detected."
 REFUSED = "[code: 2004] Failed to activate SuperNode."
@@ -18,7 +18,7 @@ REFUSED = "[code: 2004] Failed to activate SuperNode."
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(node_process, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.1)
 
 
 def run_node(lines, tmp_path, monkeypatch):
@@ -35,10 +35,10 @@ def run_node(lines, tmp_path, monkeypatch):
             command = [sys.executable, "-c", f"print({text!r}, flush=True){hangs}"]
             return Child("node-0", log, subprocess.Popen(command, stdout=out), log_start)
 
-    monkeypatch.setattr(node_process, "start_node", start_node)
-    monkeypatch.setattr(node_process, "pause", pauses.append)
+    monkeypatch.setattr(processes, "start_node", start_node)
+    monkeypatch.setattr(processes, "pause", pauses.append)
     with pytest.raises(RunError) as error:
-        node_process.run_node(SimpleNamespace(path=tmp_path, number=0, server="localhost:1"))
+        processes.run_node(SimpleNamespace(path=tmp_path, number=0, server="localhost:1"))
     return pauses, str(error.value)
 
 
@@ -61,7 +61,7 @@ def test_a_refused_node_gives_up_after_three_minutes(tmp_path, monkeypatch):
 
 def test_a_node_that_lost_its_line_is_started_again_until_it_has_one(tmp_path, monkeypatch):
     """Flower's process gives up and stays, without a connection and without an end."""
-    monkeypatch.setattr(node_process, "ATTEMPTS", 2)  # they count refusals alone
+    monkeypatch.setattr(processes, "ATTEMPTS", 2)  # they count refusals alone
     lines = [GAVE_UP] * 3 + ["the disk is full"]
     pauses, error_text = run_node(lines, tmp_path, monkeypatch)
     assert "the disk is full" in error_text

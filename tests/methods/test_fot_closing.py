@@ -12,8 +12,8 @@ from subspace_runs import SMALL, experiment_of
 
 import perdure
 from perdure.contract import Exchange, Train
-from perdure.contract.checks import ContractError
 from perdure.contract.exchanges import split_exchanges
+from perdure.core.errors import ContractError
 from perdure.core.event_log import EventTotals
 from perdure.methods.fot import ProtectedState
 from perdure.training.loop import begin_task, run_stream

@@ -23,16 +23,14 @@ from perdure.federation.admin.folders import (
     create_federation,
     only_process,
 )
-from perdure.federation.admin.processes import Child, executable
+from perdure.federation.admin.processes import Child, executable, run_node, running_server
 from perdure.federation.admin.submission import (
     create_submission,
     start_submission,
     unfinished_submissions,
 )
 from perdure.federation.admin.trial import follow
-from perdure.federation.node.process import run_node
 from perdure.federation.node.run import LOG_NAME, ReleaseLog, clean_state, summarize
-from perdure.federation.server.process import running_server
 from perdure.federation.settings import node_count
 
 # ---- The table of what has left a node, for perdure federation node --show

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     SerializeAsAny,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from perdure.config.clients import ClientsConfig
-from perdure.config.data import DataConfig, DigitsData, DomainConfig
+from perdure.config.data import DataConfig, DomainConfig
 from perdure.config.engine import EngineConfig, FederationConfig
 from perdure.config.model import ModelConfig
 from perdure.config.overrides import override_key
@@ -22,17 +26,16 @@ from perdure.config.section import (
     ConfigSection,
     KindSection,
     NonNegativeInt,
-    OpenFraction,
-    PositiveFloat,
     PositiveInt,
     Text,
+    as_mapping,
     kind_sections,
     read_section,
 )
 from perdure.config.stream import StreamConfig
 from perdure.config.train import TrainConfig
 from perdure.core.errors import UserError
-from perdure.core.registry import dotted_path, kind_of
+from perdure.core.registry import dotted_path, import_object, kind_of
 
 # ------------------------------------------------------------------------------------------------
 # The `evaluate` section of a config.
@@ -113,45 +116,48 @@ class PrivacyConfig(ConfigSection):
     Example: `privacy: {secagg: true, clip: 1.0, noise: 0.5}`
     """
 
-    secagg: bool = False
-    """Secure aggregation: the server learns sums and nothing of a single client."""
-    threshold: Annotated[float, Field(gt=0.5, le=1, allow_inf_nan=False), NOT_BOOL] = 0.66
-    """Secagg: fraction of a round's clients that must be left for its sum to be opened."""
-    bits: Annotated[Literal[32, 64], NOT_BOOL] = 64
-    """Secagg: bits per number of a masked upload. 32 halves the bytes and needs a smaller
-    `precision`."""
-    precision: Annotated[int, Field(ge=0, le=52), NOT_BOOL] = 30
-    """Secagg: values times weights are rounded to multiples of 2^-precision."""
-    single_message: bool = True
-    """Secagg: a round without dropouts takes one message per client. If false, it always takes two,
-    and the server cannot gain by lying about dropouts."""
-    attempts: PositiveInt = 3
-    """Secagg: attempts at a round before the run stops. No client takes part in two sums of a
-    round: another attempt has other clients, or waits for those that are missing."""
-    clip: PositiveFloat | None = None
-    """Maximum norm of each field of a client's upload; larger ones are scaled down. Fields whose
-    bound the method knows have that one instead. If None, uploads are not clipped."""
-    noise: PositiveFloat | None = None
-    """Standard deviation of the Gaussian noise on a sum, as a multiple of `clip`; with k fields in
-    an upload, sqrt(k) times as much on each. If None, no noise."""
-    mode: Literal["central", "local"] = "central"
-    """Noise once per sum (central; under secagg each client adds a part), or on every upload
-    (local)."""
-    delta: OpenFraction = 1e-5
-    """Noise: the delta of the (epsilon, delta) guarantee."""
-    task_end: bool = True
-    """Clip and noise also the uploads of exchanges other than training."""
-    min_rows: NonNegativeInt | None = None
-    """Rows of a task that a client must have to send anything in it, and rows of a class that it
-    must have to send anything about the class. Default: 0 in a simulation, 8 on real nodes, whose
-    owners may set more or less (`policy.min_rows` of node.yaml); a config can only ask for
-    more."""
+    # A mechanism's keys stand in its own file in `perdure.privacy`, as a subclass of this class;
+    # the section of a config has those of all mechanisms. Other packages read these keys:
+    if TYPE_CHECKING:
+        secagg: bool
+        threshold: float
+        clip: float | None
+        task_end: bool
+        min_rows: int | None
 
-    @model_validator(mode="after")
-    def _noise_needs_a_bound(self) -> PrivacyConfig:
-        if self.noise is not None and self.clip is None:
-            raise ValueError("clip: must be a number, since privacy.noise is given, got None")
-        return self
+    @staticmethod
+    def whole() -> type[PrivacyConfig]:
+        """Return the section with the keys of all mechanisms, whose package is imported."""
+        found: type[PrivacyConfig] = import_object("perdure.privacy.chain.PrivacySection")
+        return found
+
+    @classmethod
+    def default(cls) -> PrivacyConfig:
+        """Return the section of a config that does not have it."""
+        return cls.whole().model_validate({})
+
+
+@dataclass(frozen=True)
+class WithAllMechanisms:
+    """Reads the section `privacy` with the keys of all mechanisms."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Return a schema that finds the keys when a config is read, not when it is imported."""
+
+        def read(value: Any, _: Any, info: core_schema.ValidationInfo) -> PrivacyConfig:
+            if isinstance(value, PrivacyConfig):
+                return value
+            return read_section(PrivacyConfig.whole(), as_mapping(value), info.context)
+
+        return core_schema.with_info_wrap_validator_function(read, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, _: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the schema of all keys."""
+        return handler(PrivacyConfig.whole().__pydantic_core_schema__)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -172,7 +178,12 @@ class Extension(ConfigSection):
 
     tasks: PositiveInt | None = None
     """Number of further tasks of `stream`, which `stream.tasks` includes."""
-    data: Annotated[list[DomainConfig], Field(min_length=1)] | None = None
+    data: (
+        Annotated[
+            list[Annotated[SerializeAsAny[DomainConfig], ChosenByKind()]], Field(min_length=1)
+        ]
+        | None
+    ) = None
     """New data, one source per task, with the keys of `data` and a `name`."""
     labels: Literal["shared", "separate"] = "shared"
     """New data: classes of a known name are the known ones, or all its classes are new."""
@@ -230,7 +241,9 @@ class Config(ConfigSection):
 
     seed: NonNegativeInt = 0
     """Seed from which every random draw of the run derives."""
-    data: DataConfig = DigitsData()
+    data: Annotated[SerializeAsAny[DataConfig], ChosenByKind()] = Field(
+        default_factory=DataConfig.default
+    )
     """Where examples come from and how they are read."""
     stream: Annotated[SerializeAsAny[StreamConfig], ChosenByKind()] = Field(
         default_factory=StreamConfig.default
@@ -253,7 +266,9 @@ class Config(ConfigSection):
     """Where local training runs."""
     federation: FederationConfig | None = None
     """What nodes agree on if they read local data instead of `data`. If None, they do not."""
-    privacy: PrivacyConfig = PrivacyConfig()
+    privacy: Annotated[SerializeAsAny[PrivacyConfig], WithAllMechanisms()] = Field(
+        default_factory=PrivacyConfig.default
+    )
     """What clients hide of their uploads."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """What is measured on test data."""

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from perdure.contract.needs import Needs, max_weight
-from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
-from perdure.contract.uploads import C, S
+from perdure.contract.uploads import C, Nothing, S
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree
 from perdure.data.examples import AnyExamples

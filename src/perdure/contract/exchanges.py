@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from perdure.contract.checks import check_name, refuse, type_name
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.step import LossTerm, Rows, Step
 from perdure.contract.transforms import Transform
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads
+from perdure.core.errors import check_name, refuse, type_name
 from perdure.core.trees import Tensors
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ from torch import Tensor
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.needs import Needs
-from perdure.contract.states import Nothing
+from perdure.contract.uploads import Nothing
 from perdure.core.trees import Tree
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass

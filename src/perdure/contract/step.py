@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perdure.contract.checks import refuse, type_name
+from perdure.core.errors import refuse, type_name
 from perdure.core.trees import Tensors, Tree
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass, cross_entropy

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perdure.algebra.subspaces import project_out
-from perdure.contract.checks import check_name, check_tensors, refuse
+from perdure.core.errors import check_name, refuse, type_name
 from perdure.core.trees import Tensors
 
 
@@ -224,3 +224,24 @@ def project_out_weight(change: Tensor, subspace: Tensors) -> Tensor:
         return project_out(change, subspace)
     matrix = change.reshape(change.shape[0], -1)
     return project_out(matrix, subspace).reshape(change.shape)
+
+
+def check_tensors(where: str, values: Any, allowed: Mapping[str, torch.Size]) -> None:
+    """Refuse values that are not tensors with the names and shapes of `allowed`.
+
+    Args:
+        where: The function of the method that returned the values.
+        values: Any value. Only a dict of tensors is accepted; it may lack some of the names.
+        allowed: Shapes by name.
+
+    """
+    if not isinstance(values, Mapping):
+        refuse(where, type_name(values), "a dict of tensors by parameter name")
+    for name, value in values.items():
+        if name not in allowed:
+            check_name(where, name, allowed)
+        if not isinstance(value, Tensor):
+            refuse(f"{where}: {name!r}", type_name(value), "a tensor")
+        if value.shape != allowed[name]:
+            shape = list(allowed[name])
+            refuse(f"{where}: {name!r}", f"shape {list(value.shape)}", f"of shape {shape}")

@@ -9,7 +9,7 @@ from typing import Any, Generic
 import torch
 from typing_extensions import TypeVar
 
-from perdure.contract.checks import check_name, refuse
+from perdure.core.errors import check_name, refuse
 from perdure.core.trees import Tensors
 
 # ------------------------------------------------------------------------------------------------
@@ -23,6 +23,11 @@ S = TypeVar("S", default=Any)
 """Type of the server state."""
 C = TypeVar("C", default=Any)
 """Type of the client state."""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """An empty state: the method keeps nothing between rounds."""
 
 
 @dataclass(frozen=True)

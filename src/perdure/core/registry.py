@@ -144,6 +144,7 @@ class Registry(Generic[T]):
         group: Entry-point group of installed packages that add names. If None, packages cannot.
         others: Dotted path of the class that stands for all kinds that are not built in, which
             then name something else, such as a network. If None, they name classes, too.
+        named: What a dotted path names, for messages.
 
     """
 
@@ -155,9 +156,11 @@ class Registry(Generic[T]):
         builtin: Mapping[str, str],
         group: str | None = None,
         others: str | None = None,
+        named: str = "class",
     ) -> None:
         self.key, self.base, self.base_name = key, base, base_name
         self.builtin, self.group, self.others = dict(builtin), group, others
+        self.named = named
 
     @property
     def default(self) -> str:
@@ -221,7 +224,9 @@ class Registry(Generic[T]):
         elif given is not None:
             return given
         if "." not in path:
-            raise bad_value(key, kind, f"{', '.join(self.names())}, or a dotted path to a class")
+            raise bad_value(
+                key, kind, f"{', '.join(self.names())}, or a dotted path to a {self.named}"
+            )
         try:
             return import_object(path, folder)
         except Exception as error:  # whatever a custom file does when it is imported

@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from perdure.config import Config, read_saved
 from perdure.contract.context import Server
 from perdure.contract.method import Method
-from perdure.contract.states import partial_from_tree, to_tree
 from perdure.core.documents import json_value
 from perdure.core.errors import PerdureError, UserError
 from perdure.core.files import sha256, sync, write_atomic
 from perdure.core.registry import give_again
+from perdure.core.states import partial_from_tree, to_tree
 from perdure.core.trees import Tree, decode, encode
 from perdure.data.examples import Examples, NumberScale
 from perdure.deploy.custom_code import check_hashes, check_trust, code_hashes

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from perdure.config import Config
 from perdure.contract.context import Server
 from perdure.contract.method import Method
-from perdure.contract.states import partial_from_tree, to_tree
 from perdure.core.errors import UserError
 from perdure.core.notebook import html_table
+from perdure.core.states import partial_from_tree, to_tree
 from perdure.core.trees import Tensors, join_tree, split_tree
 from perdure.data.examples import Normalization, NumberScale, Text
 from perdure.data.sources.table import frame_features

@@ -3,6 +3,7 @@
     apps               Flower's two apps: the server's runs the loop, the nodes' serves requests
     messages           requests and uploads: fields with bounds, as bytes and back
     evaluation_counts  the counts of an evaluation, as a message and over all nodes
+    settings           the section `engine: {kind: flower}` of a config
 
 The server's side (server/)
 
@@ -10,7 +11,6 @@ The server's side (server/)
     transport   how requests reach the nodes over Flower, with time limits
     replies     reads and checks the replies of nodes
     stream      the stream without data, from what the config says about the nodes' data
-    process     Flower's server as a child process
     superlink   what other machines, and what users of the server's machine, reach of it
 
 The nodes' side (node/)
@@ -20,18 +20,16 @@ The nodes' side (node/)
     policy      what the owner of a node allows, and requests that the run does not have
     run         what a node stores of a run, and the log of what it sent
     data        reads the local data of a node
-    process     Flower's node as a child process
     executor    serves a node's requests in forks of one process
 
 Creating and running a federation (admin/)
 
-    folders     creates, reads and writes the folders of a federation
-    keys        certificates and keys, their end, and new ones
-    submission  runs that were submitted to a server
-    trial       a whole federation on this machine, for one run
-    processes   starts and ends child processes
-    watchdog    ends a command when the process that started it ends
-    flwr_calls  calls Flower's command several times in one process
+    folders        creates, reads and writes the folders of a federation
+    keys           certificates and keys, their end, and new ones
+    submission     runs that were submitted to a server
+    trial          a whole federation on this machine, for one run
+    processes      starts and ends Flower's server, nodes and commands
+    child_scripts  what stands between this process and Flower's, such as the watchdog
 
 docs/federation.md describes how to use it.
 """

@@ -16,13 +16,8 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.registry import Registry
 from perdure.core.text import attribute_docstrings
 
-# ------------------------------------------------------------------------------------------------
-# Methods by name. Each is one file with the paper's algorithm and nothing else.
-#
 # A config may also name a custom method by its dotted path, such as `kind: my_file.MyMethod`, or
 # one of an installed package by the name of its entry point in the group `perdure.methods`.
-# ------------------------------------------------------------------------------------------------
-
 KINDS: dict[str, str] = {
     "fedavg": "perdure.methods.fedavg.FedAvg",
     "fedprox": "perdure.methods.fedprox.FedProx",
@@ -61,7 +56,9 @@ def build(values: dict[str, Any], method_dir: Path | None = None) -> Method:
     """Return the method that a config's `method` section describes, with its values checked."""
     first = _build_one({key: v for key, v in values.items() if key != "with"}, method_dir, "method")
     others = values.get("with") or []
-    if not (isinstance(others, list) and all(_has_kind(other) for other in others)):
+    if not isinstance(others, list) or not all(
+        isinstance(other, dict) and isinstance(other.get("kind"), str) for other in others
+    ):
         raise bad_value("method.with", others, "a list of methods, each with its kind")
     if not others:
         return first
@@ -71,10 +68,6 @@ def build(values: dict[str, Any], method_dir: Path | None = None) -> Method:
     for index, other in enumerate(others):
         parts.append((other["kind"], _build_one(other, method_dir, f"method.with.{index}")))
     return Combined(tuple(parts))
-
-
-def _has_kind(values: Any) -> bool:
-    return isinstance(values, dict) and isinstance(values.get("kind"), str)
 
 
 def _build_one(values: dict[str, Any], method_dir: Path | None, key: str) -> Method:
@@ -93,12 +86,11 @@ def find(kind: str, method_dir: Path | None = None, key: str = "method") -> type
     """Return the class that a kind names (see `perdure.core.registry`), with its form checked."""
     method_class = METHODS.find(kind, method_dir, f"{key}.kind")
     _check_class(method_class, f"{key}.kind")
-    _check_called(method_class, f"{key}.kind")
     return method_class
 
 
 def _check_class(kind: type[Method], key: str) -> None:
-    """Refuse hyperparameters that hide a function of the contract, and states without defaults."""
+    """Refuse what cannot work: hidden or idle functions, and states without defaults."""
     hidden = next((f.name for f in fields(kind) if hasattr(Method, f.name)), None)
     if hidden is not None:
         raise UserError(
@@ -114,28 +106,20 @@ def _check_class(kind: type[Method], key: str) -> None:
                 f"{key}: {kind.__name__}.{name} cannot be made without arguments, allowed: a "
                 "dataclass whose fields all have a default"
             ) from None
-
-
-def _check_called(kind: type[Method], key: str) -> None:
-    """Refuse a class whose functions nothing calls, because it has no `exchanges` to name them."""
     if kind.exchanges is not Method.exchanges:
-        return
-    names = [f.name for f in fields(Train)]
-    idle = next((name for name in names if _is_function(getattr(kind, name, None))), None)
-    if idle is not None:
-        raise UserError(
-            f"{key}: {kind.__name__} defines {idle!r}, which nothing calls: name it in exchanges, "
-            f"such as `return [Train(loss=self.loss)]` (docs/write-a-method.md)"
-        )
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, type)
+        return  # it names the functions that are called
+    for name in (f.name for f in fields(Train)):
+        function = getattr(kind, name, None)
+        if callable(function) and not isinstance(function, type):
+            raise UserError(
+                f"{key}: {kind.__name__} defines {name!r}, which nothing calls: name it in "
+                "exchanges, such as `return [Train(loss=self.loss)]` (docs/write-a-method.md)"
+            )
 
 
 def is_reference(kind: str) -> bool:
     """Return whether a built-in kind is a reference, which tables set apart from what it judges."""
-    return kind in KINDS and METHODS.find(kind).family == "References"
+    return METHODS.is_builtin(kind) and METHODS.find(kind).family == "References"
 
 
 def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
@@ -146,33 +130,35 @@ def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
 
 
 def fill_defaults(values: dict[str, Any], method_dir: Path | None = None) -> dict[str, Any]:
-    """Return a `method` section with every hyperparameter that it leaves to its default.
+    """Return a `method` section with every hyperparameter that it leaves to its default."""
+    return build_complete(values, method_dir)[1]
+
+
+def build_complete(
+    values: dict[str, Any], method_dir: Path | None = None
+) -> tuple[Method, dict[str, Any]]:
+    """Return the method of a `method` section, and the section with every hyperparameter.
 
     A custom class may have fields that a config cannot hold: then the section is not changed.
     """
     method = build(values, method_dir)
     try:
-        parts = [
-            {"kind": kind, **_options(part)} for kind, part in parts_of(method, values["kind"])
-        ]
-        whole = {**parts[0], "with": parts[1:]} if len(parts) > 1 else parts[0]
-        return whole if build(whole, method_dir) == method else values
+        first, *others = (
+            {"kind": kind, **TypeAdapter(type(part)).dump_python(part, mode="json", by_alias=True)}
+            for kind, part in parts_of(method, values["kind"])
+        )
+        whole = {**first, "with": others} if others else first
+        holds = is_builtin(values) or build(whole, method_dir) == method
+        return method, whole if holds else values
     except Exception:  # whatever a custom class does
-        return values
-
-
-def _options(method: Method) -> dict[str, Any]:
-    options: dict[str, Any] = TypeAdapter(type(method)).dump_python(
-        method, mode="json", by_alias=True
-    )
-    return options
+        return method, values
 
 
 def is_builtin(values: dict[str, Any]) -> bool:
     """Return whether a `method` section names methods of the library alone."""
     others = values.get("with") or []
-    parts: list[Any] = [values, *others] if isinstance(others, list) else [None]
-    return all(_has_kind(part) and part["kind"] in KINDS for part in parts)
+    parts = [values, *others] if isinstance(others, list) else [None]
+    return all(isinstance(part, dict) and METHODS.is_builtin(part.get("kind")) for part in parts)
 
 
 def drop_defaults(values: dict[str, Any]) -> dict[str, Any]:
@@ -207,16 +193,12 @@ def describe_hyperparameters(
 ) -> tuple[Hyperparameter, ...]:
     """Return the hyperparameters of a method; meanings are the strings below its fields."""
     method_class = find(kind, method_dir)
-    types, meanings = (
-        get_type_hints(method_class, include_extras=True),
-        attribute_docstrings(method_class),
-    )
-    defaults = hyperparameters(kind, method_dir)
+    types = get_type_hints(method_class, include_extras=True)
+    meanings = attribute_docstrings(method_class)
+    defaults = hyperparameters(kind, method_dir).items()
     return tuple(
-        Hyperparameter(
-            name, type_in_words(types[field.name]), default, meanings.get(field.name, "")
-        )
-        for field, (name, default) in zip(fields(method_class), defaults.items(), strict=True)
+        Hyperparameter(name, type_in_words(types[f.name]), default, meanings.get(f.name, ""))
+        for f, (name, default) in zip(fields(method_class), defaults, strict=True)
     )
 
 
@@ -246,7 +228,9 @@ def config_schema() -> dict[str, Any]:
     schema = Config.model_json_schema(ref_template="#/$defs/{model}")
     definitions, properties = schema["$defs"], schema["properties"]
     methods = [_method(kind, definitions) for kind in METHODS.names()]
-    method = {"anyOf": [*methods, _custom()]}
+    dotted_path = {"type": "string", "pattern": r"\.", "description": "Dotted path of a class."}
+    custom = {"type": "object", "properties": {"kind": dotted_path}, "required": ["kind"]}
+    method = {"anyOf": [*methods, custom]}
     for choice in methods:
         choice["properties"]["with"] = {"type": "array", "items": {"$ref": "#/$defs/Method"}}
     definitions["Method"] = method
@@ -267,9 +251,3 @@ def _method(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
         "required": ["kind", *schema.get("required", [])],
         "additionalProperties": False,
     }
-
-
-def _custom() -> dict[str, Any]:
-    """Return the schema of a class by dotted path."""
-    kind = {"type": "string", "pattern": r"\.", "description": "Dotted path of a class."}
-    return {"type": "object", "properties": {"kind": kind}, "required": ["kind"]}

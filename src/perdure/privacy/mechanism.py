@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from perdure.config import Config
+from perdure.config.root import PrivacyConfig
 from perdure.contract.context import Context
 from perdure.contract.method import Method
 from perdure.contract.uploads import CollectedUploads, StackedUploads, Upload, WeightBounds
@@ -17,6 +18,7 @@ from perdure.data.streams.stream import Stream
 if TYPE_CHECKING:
     from perdure.privacy.accounting import RoundGroup
     from perdure.privacy.chain import OwnerPolicy
+    from perdure.privacy.secure_sums import SecureSums
 
 
 @runtime_checkable
@@ -79,6 +81,8 @@ class Mechanism:
 
     key: ClassVar[str]
     """The key of the config's `privacy` section that turns it on."""
+    keys: ClassVar[type[PrivacyConfig]]
+    """The keys of the section that are its own, with defaults and checks."""
     draws: ClassVar[bool] = True
     """Whether uploads depend on draws that only the client knows, and so cannot be repeated."""
     hides_losses: ClassVar[bool] = True
@@ -95,12 +99,18 @@ class Mechanism:
                 real machines they come from the operating system, as nodes know the seed.
 
         """
-        self.config, self.privacy, self.simulated = config, config.privacy, simulated
+        self.config, self.simulated = config, simulated
+        self.privacy = config.privacy
 
     @property
     def is_on(self) -> bool:
         """Whether the config asks for it."""
         return bool(getattr(self.privacy, self.key))
+
+    @property
+    def sums(self) -> SecureSums | None:
+        """The secure sums in which it has uploads collected, or None."""
+        return None
 
     def check(self, method: Method, stream: Stream) -> None:
         """Refuse a run that it cannot protect.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from perdure.config.root import PrivacyConfig
+from perdure.config.section import NonNegativeInt
 from perdure.core.errors import bad_value
 from perdure.data.streams.stream import Stream
 from perdure.privacy.mechanism import Mechanism
@@ -15,6 +17,16 @@ MIN_ROWS = 8
 """Rows of which a real node sends anything, unless its owner says otherwise."""
 
 
+class MinRowsKeys(PrivacyConfig):
+    """The key of `privacy` for the smallest number of rows."""
+
+    min_rows: NonNegativeInt | None = None
+    """Rows of a task that a client must have to send anything in it, and rows of a class that it
+    must have to send anything about the class. Default: 0 in a simulation, 8 on real nodes, whose
+    owners may set more or less (`policy.min_rows` of node.yaml); a config can only ask for
+    more."""
+
+
 class MinRows(Mechanism):
     """Clients with few rows of a task hold nothing of it, and so send nothing.
 
@@ -22,6 +34,8 @@ class MinRows(Mechanism):
     """
 
     key = "min_rows"
+    keys = MinRowsKeys
+    privacy: MinRowsKeys
     draws = hides_losses = False
 
     @property

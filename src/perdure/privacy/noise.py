@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from perdure.config import Config
+from perdure.config.root import PrivacyConfig
+from perdure.config.section import OpenFraction, PositiveFloat
 from perdure.contract.context import Context
 from perdure.contract.method import Method
 from perdure.contract.uploads import (
@@ -192,10 +195,36 @@ DRAWS_FILE = "draws.txt"
 """Name of the file in a run directory that says where the server drew noise."""
 
 
+class NoiseKeys(PrivacyConfig):
+    """The keys of `privacy` for clipping and noise."""
+
+    clip: PositiveFloat | None = None
+    """Maximum norm of each field of a client's upload; larger ones are scaled down. Fields whose
+    bound the method knows have that one instead. If None, uploads are not clipped."""
+    noise: PositiveFloat | None = None
+    """Standard deviation of the Gaussian noise on a sum, as a multiple of `clip`; with k fields in
+    an upload, sqrt(k) times as much on each. If None, no noise."""
+    mode: Literal["central", "local"] = "central"
+    """Noise once per sum (central; under secagg each client adds a part), or on every upload
+    (local)."""
+    delta: OpenFraction = 1e-5
+    """Noise: the delta of the (epsilon, delta) guarantee."""
+    task_end: bool = True
+    """Clip and noise also the uploads of exchanges other than training."""
+
+    @model_validator(mode="after")
+    def _noise_needs_a_bound(self) -> NoiseKeys:
+        if self.noise is not None and self.clip is None:
+            raise ValueError("clip: must be a number, since privacy.noise is given, got None")
+        return self
+
+
 class GaussianNoise(Mechanism):
     """Every field of an upload is clipped, and Gaussian noise added to it or to the sum."""
 
     key = "clip"
+    keys = NoiseKeys
+    privacy: NoiseKeys
     hides_mean_loss = True
 
     def __init__(self, config: Config, simulated: bool) -> None:

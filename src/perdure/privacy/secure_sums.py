@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from perdure.config import Config
+from perdure.config.root import PrivacyConfig
+from perdure.config.section import NOT_BOOL, PositiveInt
 from perdure.contract.context import Context
 from perdure.contract.method import Method
 from perdure.contract.uploads import Each, StackedUploads, Upload, WeightBounds
@@ -40,16 +44,43 @@ JOURNAL_FILE = "sums.jsonl"
 """Name of the file in a run directory with the secure sums that nodes were asked for."""
 
 
+class SecureSumsKeys(PrivacyConfig):
+    """The keys of `privacy` for secure aggregation."""
+
+    secagg: bool = False
+    """Secure aggregation: the server learns sums and nothing of a single client."""
+    threshold: Annotated[float, Field(gt=0.5, le=1, allow_inf_nan=False), NOT_BOOL] = 0.66
+    """Secagg: fraction of a round's clients that must be left for its sum to be opened."""
+    bits: Annotated[Literal[32, 64], NOT_BOOL] = 64
+    """Secagg: bits per number of a masked upload. 32 halves the bytes and needs a smaller
+    `precision`."""
+    precision: Annotated[int, Field(ge=0, le=52), NOT_BOOL] = 30
+    """Secagg: values times weights are rounded to multiples of 2^-precision."""
+    single_message: bool = True
+    """Secagg: a round without dropouts takes one message per client. If false, it always takes two,
+    and the server cannot gain by lying about dropouts."""
+    attempts: PositiveInt = 3
+    """Secagg: attempts at a round before the run stops. No client takes part in two sums of a
+    round: another attempt has other clients, or waits for those that are missing."""
+
+
 class SecureSums(Mechanism):
     """Clients mask their uploads so that the server can open nothing but sums over many of them."""
 
     key = "secagg"
+    keys = SecureSumsKeys
+    privacy: SecureSumsKeys
 
     def __init__(self, config: Config, simulated: bool) -> None:
         super().__init__(config, simulated)
         self.transport: SecAggTransport | None = None
         """The server's way to the clients of a sum. If None, it has no use for one."""
         self._journal = SumJournal()
+
+    @property
+    def sums(self) -> SecureSums:
+        """The secure sums themselves."""
+        return self
 
     def connect(self, engine: object, rng: Rng) -> None:
         """Reach the nodes behind an engine, or in a simulation clients in this process."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from perdure.config import Config, load, parse
-from perdure.contract.states import from_tree
 from perdure.core.errors import UserError, bad_value
 from perdure.core.registry import give_again
+from perdure.core.states import from_tree
 from perdure.core.text import argument
 from perdure.core.trees import to_device
 from perdure.data.streams.build import with_client_count

@@ -7,11 +7,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from perdure.contract.checks import refuse
 from perdure.contract.method import Method
-from perdure.contract.states import from_tree, to_tree
-from perdure.core.errors import RunError
+from perdure.core.errors import RunError, refuse
 from perdure.core.files import hash_name, read_hashed, remove_temporaries, sync, write_atomic
+from perdure.core.states import from_tree, to_tree
 from perdure.core.trees import SUFFIX, Tensors, Tree, copy_tree, decode, encode
 
 # ------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from torch import Tensor
 from perdure.algebra.robust import weight_cap
 from perdure.config import Config
 from perdure.config.train import Aggregation
-from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context
 from perdure.contract.needs import max_weight
 from perdure.contract.uploads import (
@@ -27,6 +26,7 @@ from perdure.contract.uploads import (
     StackedUploads,
     WeightBounds,
 )
+from perdure.core.errors import refuse
 from perdure.core.trees import Tensors
 from perdure.data.examples import Array
 from perdure.privacy.chain import PrivacyChain

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Server
 from perdure.contract.exchanges import Exchange, OncePerTask
 from perdure.contract.uploads import (
@@ -26,7 +25,7 @@ from perdure.contract.uploads import (
     MaskedUpload,
     stack_of_one,
 )
-from perdure.core.errors import RunError
+from perdure.core.errors import RunError, refuse
 from perdure.core.received import one_line
 from perdure.core.trees import Tensors, Tree, split_tree
 from perdure.privacy.mechanism import Place

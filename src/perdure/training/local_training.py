@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from perdure.algebra import subspaces
 from perdure.config import TrainConfig
-from perdure.contract.checks import check_tensors, refuse, type_name
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Prepared, Train
 from perdure.contract.step import Batch, Step, join_rows, mean_loss, mean_target_loss
-from perdure.contract.transforms import ProjectOut, Transform
+from perdure.contract.transforms import ProjectOut, Transform, check_tensors
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Losses, Sum, Upload
+from perdure.core.errors import refuse, type_name
 from perdure.core.trees import Tensors, Tree
 from perdure.data.images import Augmentation
 from perdure.models.ops import ForwardPass

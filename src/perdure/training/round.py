@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Context, Server
+from perdure.contract.transforms import check_tensors
 from perdure.contract.uploads import (
     Change,
     CollectedUploads,
@@ -18,6 +18,7 @@ from perdure.contract.uploads import (
     StackedUploads,
     Sum,
 )
+from perdure.core.errors import refuse
 from perdure.core.event_log import Event
 from perdure.core.trees import Tensors
 from perdure.training.events import (
@@ -104,12 +105,8 @@ class TrainingRound(Round):
 
     def local_training(self) -> LocalTraining:
         """Return what all clients of the round share."""
-        plan, server = self.plan, self.state.server
-        return LocalTraining(
-            plan.train, self.context, plan.config.train, server.params, server.buffers, self.sent,
-            self.experiment.needs.per_client_fields, losses=self.losses,
-            augmentation=plan.augmentation,
-        )  # fmt: skip
+        fields, server = self.experiment.needs.per_client_fields, self.state.server
+        return self.plan.local_training(self.context, server, self.sent, fields, self.losses)
 
     def keep_state(self, client: int, state: Any, private: Tensors) -> None:
         """Keep a client's new state (None if it does not change) until the round has succeeded."""

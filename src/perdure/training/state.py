@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perdure.contract.checks import refuse
 from perdure.contract.context import Server
 from perdure.contract.method import Method
-from perdure.contract.states import as_saved, from_tree, to_tree
 from perdure.contract.uploads import Each, StackedUploads, Sum
-from perdure.core.errors import RunError
+from perdure.core.errors import RunError, refuse
+from perdure.core.states import as_saved, from_tree, to_tree
 from perdure.core.trees import Tensors, Tree
 from perdure.evaluation.evaluator import MODES, Evaluation
 from perdure.evaluation.forgetting import Matrix

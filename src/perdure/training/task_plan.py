@@ -14,11 +14,13 @@ from perdure.config.train import Aggregation
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import TaskExchanges, Train
 from perdure.contract.needs import Needs
+from perdure.contract.uploads import Losses
 from perdure.core.trees import Tensors, Tree
 from perdure.data.examples import Array
 from perdure.data.images import Augmentation
 from perdure.data.streams.stream import Task
 from perdure.models.network import Outputs
+from perdure.training.local_training import LocalTraining
 from perdure.training.optimizers import learning_rate
 from perdure.training.settings import choose_server_lr, choose_server_schedule
 
@@ -95,6 +97,20 @@ class TaskPlan:
             train.optimizer.sums_gradients,
             min_rows=self.config.privacy.min_rows or 0,
         )
+
+    def local_training(
+        self,
+        context: Context,
+        server: Server,
+        broadcast: Tree,
+        per_client_fields: tuple[str, ...],
+        losses: Losses,
+    ) -> LocalTraining:
+        """Return what all clients of a round share; engines fill in the losses."""
+        return LocalTraining(
+            self.train, context, self.config.train, server.params, server.buffers, broadcast,
+            per_client_fields, augmentation=self.augmentation, losses=losses,
+        )  # fmt: skip
 
     def active_outputs_of(self, client: int) -> Tensor | None:
         """Return the active outputs of one client, which may have its own classes of the task."""

@@ -26,7 +26,7 @@ from perdure.contract import (
     Train,
     Transform,
 )
-from perdure.contract.states import Nothing
+from perdure.contract.uploads import Nothing
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.training.engines.batches import (

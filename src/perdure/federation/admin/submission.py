@@ -17,7 +17,7 @@ from perdure.core.errors import RunError, UserError
 from perdure.core.files import sha256, write_atomic
 from perdure.deploy.custom_code import save_custom_code
 from perdure.federation.admin.folders import ServerFolder
-from perdure.federation.admin.processes import call_flwr
+from perdure.federation.admin.processes import CONNECTION, call_flwr
 from perdure.federation.messages import BadMessage
 from perdure.federation.node.policy import NodePolicy
 from perdure.training.settings import with_method_defaults
@@ -29,8 +29,6 @@ from perdure.training.settings import with_method_defaults
 # run the code that is installed on them, except for a custom method, whose file is part of the app.
 # ------------------------------------------------------------------------------------------------
 
-CONNECTION = "perdure"
-"""Name of the server in the settings of Flower's command."""
 _APP = "perdure.federation.apps"
 CLIENT_APP = f"{_APP}:client"
 """What a node executes to serve a request."""

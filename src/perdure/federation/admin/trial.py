@@ -17,7 +17,13 @@ from perdure.contract.context import Server
 from perdure.core.errors import RunError, UserError
 from perdure.core.event_log import Event, LineReader, progress_events
 from perdure.federation.admin.folders import NodeFolder, ServerFolder, create_federation, node_name
-from perdure.federation.admin.processes import Child, executable, free_port
+from perdure.federation.admin.processes import (
+    Child,
+    executable,
+    free_port,
+    running_node,
+    running_server,
+)
 from perdure.federation.admin.submission import (
     Submission,
     create_submission,
@@ -25,8 +31,6 @@ from perdure.federation.admin.submission import (
     unfinished_submissions,
 )
 from perdure.federation.node.policy import TRIAL
-from perdure.federation.node.process import running_node
-from perdure.federation.server.process import running_server
 from perdure.federation.settings import node_count
 from perdure.runs.directory import RunDirectory
 from perdure.training.events import EventCallback

@@ -354,11 +354,9 @@ class ClientExchanges:
         if position:
             return FinishedWork(client_work(received.plan.exchanges.at(position), fields, client))
         server = received.server
-        training = LocalTraining(
-            received.plan.train, client.context, received.plan.config.train,
-            server.params, server.buffers, received.broadcast, fields,
-            augmentation=received.plan.augmentation,
-        )  # fmt: skip
+        training = received.plan.local_training(
+            client.context, server, received.broadcast, fields, losses={}
+        )
         return train_alone(training, client)
 
     def _protect(

@@ -12,10 +12,10 @@ from typing import Any, ParamSpec, TypeVar
 from perdure.config import EngineConfig, EvaluateConfig, read_saved
 from perdure.config.root import PrivacyConfig
 from perdure.contract.context import Server
-from perdure.contract.states import partial_from_tree
 from perdure.core.documents import yaml_value
 from perdure.core.errors import RunError, UserError
 from perdure.core.received import one_line
+from perdure.core.states import partial_from_tree
 from perdure.core.trees import Tree, to_device
 from perdure.data.streams.stream import Task
 from perdure.evaluation.evaluator import MODES, EvaluationCounts, Evaluator
@@ -318,7 +318,7 @@ def make_node(
     chain = make_chain(config, simulated=False)
     local = {
         "engine": EngineConfig.default(),
-        "privacy": PrivacyConfig(**chain.on_node(policy)),
+        "privacy": PrivacyConfig.whole()(**chain.on_node(policy)),
         "evaluate": EvaluateConfig(),  # the server computes metrics; requests name the counts
     }  # fmt: skip
     experiment = build_experiment(

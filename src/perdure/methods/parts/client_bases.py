@@ -19,9 +19,9 @@ from perdure.algebra.subspaces import (
     project_out_columns,
 )
 from perdure.config.section import Fixed, Fraction, PositiveInt, Probability, Search
-from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.uploads import CollectedUploads, Each, Field, Sum
+from perdure.core.errors import refuse
 from perdure.core.trees import Tensors
 from perdure.methods.parts.protected_layers import ProtectsLayers, Subspaces, layer_subspace
 from perdure.models.layers import Layer

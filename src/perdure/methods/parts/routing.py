@@ -11,10 +11,10 @@ from torch import Generator, Tensor
 from perdure.algebra.sketches import sketch_spectrum
 from perdure.algebra.subspaces import Subspace, mass_rank
 from perdure.config.section import UNQUOTED_OFF, Fixed, PositiveInt, Probability
-from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange
 from perdure.contract.uploads import ClientResult, CollectedUploads, Each, Field, Sum
+from perdure.core.errors import refuse
 from perdure.core.trees import Tensors
 from perdure.methods.parts.client_bases import ExtractsBases, PrincipalBasis, directions_of_all
 from perdure.methods.parts.gaussian_router import GaussianRouter

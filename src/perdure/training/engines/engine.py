@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from perdure.config import Config
-from perdure.contract.checks import refuse, type_name
 from perdure.contract.context import Client
 from perdure.contract.exchanges import Exchange
 from perdure.contract.uploads import ClientResult, FailedUpload, MaskedUpload, StackedUploads
+from perdure.core.errors import refuse, type_name
 from perdure.core.trees import Tree
 from perdure.data.streams.stream import Stream, Task
 from perdure.evaluation.evaluator import Evaluation, Evaluator, mean_evaluation

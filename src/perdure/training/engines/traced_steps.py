@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_flatten, tree_map
 
-from perdure.contract.checks import refuse
 from perdure.contract.exchanges import Prepared
 from perdure.contract.step import Batch
 from perdure.contract.transforms import ProjectOut, Transform
+from perdure.core.errors import refuse
 from perdure.core.trees import Tensors, pad_stack
 from perdure.training.local_training import LocalTraining
 

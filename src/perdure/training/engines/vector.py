@@ -14,10 +14,10 @@ from torch import Tensor
 from perdure.config import Config
 from perdure.config.engine import EngineConfig
 from perdure.config.section import PositiveInt
-from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
 from perdure.contract.uploads import LocalUpdate, StackedUploads
+from perdure.core.errors import refuse
 from perdure.core.trees import Tensors, Tree, pad_stack, subtract
 from perdure.training.engines.batches import (
     BatchSchedule,

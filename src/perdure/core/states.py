@@ -9,18 +9,13 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
 from torch import Tensor
 
-from perdure.contract.checks import ContractError, refuse, type_name, with_article
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """An empty state: the method keeps nothing between rounds."""
+from perdure.core.errors import ContractError, refuse, type_name, with_article
 
 
 def to_tree(state: Any, where: str = "state") -> Any:
