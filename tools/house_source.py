@@ -15,8 +15,8 @@ from pathlib import Path
 SRC = Path(__file__).resolve().parents[1] / "src" / "perdure"
 
 # All names of the library that this file knows, so that a renamed one is changed here alone.
-REGISTRY, UNION, KIND_KEYS = "Registry", "ByKind", ("kind", "source")
-"""What makes classes kinds: the call of a table, the mark of a union, the keys that name one."""
+REGISTRY, KIND_KEYS = "Registry", ("kind", "source")
+"""What makes classes kinds: the call of a table, and the keys that name one."""
 KIND_WORDS = {
     "kind", "kinds", "source", "resembles", "method", "stream", "model", "engine", "optimizer",
     "partition", "aggregation", "schedule",
@@ -96,11 +96,6 @@ class Tree:
                     yield from self._registered(
                         (t for t in tables if isinstance(t, ast.Dict)), classes
                     )
-                elif isinstance(node, ast.Subscript) and UNION in map(_word, _calls(node)):
-                    for name in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}:
-                        for where, found in classes.get(name, ()):
-                            if name != UNION:
-                                yield name, (where, _literal_kind(found))
 
     def _registered(
         self, tables: Iterable[ast.Dict], classes: dict[str, list[tuple[str, ast.ClassDef]]]
@@ -111,6 +106,12 @@ class Tree:
                 if isinstance(value, ast.Constant):
                     cls = re.split("[.:]", str(value.value))[-1]
                     yield cls, (self.module_of(str(value.value)) or "", kind)
+                elif key is None:  # `**dict.fromkeys(NAMES, "path.of.Class")`: one for many names
+                    texts = (
+                        each.value for each in ast.walk(value) if isinstance(each, ast.Constant)
+                    )
+                    for text in filter(self.module_of, map(str, texts)):
+                        yield text.rpartition(".")[2], (self.module_of(text) or "", kind)
                 elif found := classes.get(_word(value)):
                     yield _word(value), (found[0][0], kind)
 

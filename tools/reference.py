@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 
 from perdure.config import Config, PrivacyConfig
 from perdure.config.data import DomainConfig
-from perdure.config.overrides import KIND_SECTIONS, UNIONS, classes_of
-from perdure.config.section import KindSection, custom_class
+from perdure.config.overrides import KIND_SECTIONS
+from perdure.config.section import KindSection
 from perdure.config.sentences import type_in_words, value_in_words
 from perdure.core.registry import import_object
 from perdure.evaluation.forgetting import DEFINITIONS
@@ -54,34 +54,28 @@ def _section(name: str) -> list[str]:
     """Return the heading, the description and the tables of a section."""
     field = Config.model_fields[name]
     heading = ["", f"## {name}", ""]
-    with_kinds = {*KIND_SECTIONS, *UNIONS}
-    if name in with_kinds:
-        return [*heading, field.description or "", *_union(name)]
+    if name in KIND_SECTIONS:
+        return [*heading, field.description or "", *_section_with_kinds(name)]
     cls = PrivacyConfig.whole() if name == "privacy" else _class(field.annotation)
-    inner = [path for key in cls.model_fields if (path := f"{name}.{key}") in with_kinds]
+    inner = [path for key in cls.model_fields if (path := f"{name}.{key}") in KIND_SECTIONS]
     skip = {path.rpartition(".")[2] for path in inner}
     lines = [*heading, _text(cls.__doc__ or ""), "", *_table(_own_keys(cls, f"{name}.", skip))]
     for path in inner:
         description = cls.model_fields[path.rpartition(".")[2]].description or ""
-        lines += ["", f"### {path}", "", _text(description), *_union(path)]
+        lines += ["", f"### {path}", "", _text(description), *_section_with_kinds(path)]
     return lines
 
 
-def _union(section: str) -> list[str]:
-    if section in KIND_SECTIONS:
-        base = KIND_SECTIONS[section]
-        registry = base.registry()
-        classes = {kind: registry.find(kind) for kind in registry.builtin}
-        lines = _kinds(section, base.kind_key, classes)
-        if registry.others is None:
-            return lines
-        others = import_object(registry.others)
-        return [*lines, *_custom(section, base.kind_key, others, classes)]
-    key, union = UNIONS[section]
-    classes = classes_of(union, key)
-    custom = custom_class(get_args(union)[0], key)
-    lines = _kinds(section, key, classes)
-    return lines if custom is None else [*lines, *_custom(section, key, custom, classes)]
+def _section_with_kinds(section: str) -> list[str]:
+    """Return the keys of each kind of a section."""
+    base = KIND_SECTIONS[section]
+    registry = base.registry()
+    classes = {kind: registry.find(kind) for kind in registry.builtin}
+    lines = _kinds(section, base.kind_key, classes)
+    if registry.others is None:
+        return lines
+    others = import_object(registry.others)
+    return [*lines, *_custom(section, base.kind_key, others, classes)]
 
 
 def _custom(
@@ -157,7 +151,7 @@ def _row(key: str, field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if field.default_factory is not None:
         made = field.get_default(call_default_factory=True)
-        return f"`{value_in_words(made.kind if isinstance(made, KindSection) else made)}`"
+        return f"`{value_in_words(made.kind_name if isinstance(made, KindSection) else made)}`"
     if field.is_required():
         return "must be given"
     return "-" if field.default is None else f"`{value_in_words(field.default)}`"

@@ -10,7 +10,7 @@ import pytest
 from shells import Shell
 
 import official_files as files
-from perdure.config import DATA_SETS
+from perdure.data.named.sets import DATA_SETS
 from perdure.data.sources import huggingface as hub_connection
 
 

@@ -19,15 +19,14 @@ from perdure.config import (
     read_saved,
     read_yaml,
 )
-from perdure.config.overrides import KIND_SECTIONS, UNIONS, classes_of, keys_of
+from perdure.config.overrides import KIND_SECTIONS, keys_of
 from perdure.core.errors import UserError
 from perdure.deploy.custom_code import custom_kinds
 from perdure.runs.run import run
 from perdure.training.engines.vector import VectorEngineConfig
 from perdure.training.optimizers import SgdOptimizer
 
-SECTIONS = {path: classes_of(union, key) for path, (key, union) in UNIONS.items()}
-SECTIONS |= {
+SECTIONS = {
     path: {kind: base.registry().find(kind) for kind in base.registry().builtin}
     for path, base in KIND_SECTIONS.items()
 }
@@ -43,7 +42,7 @@ def refusal(values: dict[str, Any]) -> str:
 
 def section_values(path: str, kind: str) -> dict[str, Any]:
     """Return the least that a section of a kind must have."""
-    key = UNIONS[path][0] if path in UNIONS else "kind"
+    key = KIND_SECTIONS[path].kind_key
     fields = SECTIONS[path][kind].model_fields
     return {key: kind, **{name: value for name, value in NEEDED.items() if name in fields}}
 
@@ -213,7 +212,7 @@ def described(cls: type) -> dict[str, str | None]:
 
 def test_every_key_has_a_meaning() -> None:
     for path, kinds in SECTIONS.items():
-        key = UNIONS[path][0] if path in UNIONS else "kind"
+        key = KIND_SECTIONS[path].kind_key
         for cls in kinds.values():
             missing = [name for name, text in described(cls).items() if not text and name != key]
             assert not missing, f"{cls.__name__}: {missing}"

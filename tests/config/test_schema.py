@@ -134,6 +134,7 @@ def test_all_kinds_are_offered_with_meanings() -> None:
     streams, methods = SCHEMA["properties"]["stream"]["anyOf"], SCHEMA["$defs"]["Method"]["anyOf"]
     names, *streams = streams
     assert names == {"enum": STREAMS.names()}
+    streams = [SCHEMA["$defs"][c["$ref"].rpartition("/")[2]] if "$ref" in c else c for c in streams]
     offered = [[c["properties"]["kind"].get("const") for c in part] for part in (streams, methods)]
     assert offered == [[*STREAMS.names(), None], [*METHODS.names(), None]]
     fot = methods[offered[1].index("fot")]["properties"]["threshold"]

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 
 import perdure
-from perdure.config import CropAugment, DigitsData, FlipAugment, parse
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.data.examples import Examples
-from perdure.data.images import Augmentation
+from perdure.data.images import Augmentation, CropAugment, FlipAugment
 from perdure.data.normalization import make_normalization
+from perdure.data.sources.arrays import DigitsData
 from perdure.models.ops import ForwardPass
 from perdure.training.engines.batches import batch_schedule
 from perdure.training.experiment import build_experiment
@@ -131,7 +132,7 @@ def test_what_cannot_be_changed_is_refused(tmp_path: Any) -> None:
     with pytest.raises(UserError, match=r"data\.augment: must be empty with stream\.kind permuted"):
         build_experiment(parse(with_changes() | {"stream": {"kind": "permuted"}}))
     for wrong, words in (
-        (["turn"], "kind: must be 'crop' or 'flip', got 'turn'"),
+        (["turn"], "kind: must be crop, flip, or a dotted path to a class, got 'turn'"),
         ([{"kind": "crop", "padding": 0}], "padding"),
         ([{"kind": "flip", "probability": 2}], "probability"),
         ([{"kind": "flip", "padding": 2}], "unknown key"),

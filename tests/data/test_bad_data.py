@@ -17,9 +17,9 @@ import yaml
 from PIL import Image
 
 from perdure.cli.main import main
-from perdure.config import FolderData
 from perdure.core.rng import Rng
 from perdure.data.load import load_source
+from perdure.data.sources.image_folder import FolderData
 
 X = np.random.default_rng(0).normal(size=(12, 3))
 Y = np.arange(12) % 3

@@ -3,10 +3,10 @@ import sys
 import numpy as np
 import pytest
 
-from perdure.config import HuggingfaceData
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_source
+from perdure.data.sources.huggingface import HuggingfaceData
 
 DRAWS = Rng(0)
 

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from perdure.config import FolderData
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
+from perdure.data.sources.image_folder import FolderData
 
 DRAWS = Rng(0)
 

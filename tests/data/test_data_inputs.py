@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.config import DigitsData
 from perdure.core.errors import UserError
 from perdure.data.examples import Examples, Normalization, Source
 from perdure.data.images import convert_channels, fit_images, resize
 from perdure.data.normalization import channel_moments, normalize_source
+from perdure.data.sources.arrays import DigitsData
 
 
 def images(rows=30, channels=3, height=4, width=5, seed=0):

@@ -7,10 +7,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from perdure.config import DataConfig, DigitsData, IdxData, NpzData
+from perdure.config import DataConfig
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
+from perdure.data.sources.arrays import DigitsData, IdxData, NpzData
 
 DRAWS = Rng(0)
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from perdure.config import DataConfig, TextData
+from perdure.config import DataConfig
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
+from perdure.data.sources.text import TextData
 
 DRAWS = Rng(0)
 

@@ -12,12 +12,13 @@ import torch
 from sklearn.preprocessing import StandardScaler
 
 import perdure
-from perdure.config import DigitsData, NpzData, parse
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.examples import Examples, Source
 from perdure.data.load import load_domains, load_source
 from perdure.data.normalization import normalize_source
+from perdure.data.sources.arrays import DigitsData, NpzData
 from perdure.methods.parts.replay import StoredExamples, model_inputs, raw_rows
 from perdure.training.experiment import build_experiment
 

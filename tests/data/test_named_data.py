@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import official_files as files
-from perdure.config import DATA_SETS, Hub, parse
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
 from perdure.data.named import load as named
+from perdure.data.named.sets import DATA_SETS, Hub
 from perdure.data.sources import huggingface as hub_connection
 
 
@@ -257,5 +258,5 @@ def test_saved_configs_and_settings_keep_the_name(tmp_path: Path) -> None:
     changed = override({"data": {"source": "cifar100", "features": 3, "size": 8}}, settings)
     assert changed["data"] == {"source": "npz", "path": "a.npz", "size": 8}
     (tmp_path / "a.yaml").write_text(json.dumps({"data": {"source": "cifar1000"}}))
-    with pytest.raises(UserError, match=r"data\.source: must be .*'cifar100'.* got 'cifar1000'"):
+    with pytest.raises(UserError, match=r"data\.source: must be .* cifar100, .* got 'cifar1000'"):
         load(tmp_path / "a.yaml")

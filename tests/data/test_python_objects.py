@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from perdure.config import CustomData
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.core.trees import decode, encode
@@ -24,6 +23,7 @@ from perdure.data.python_objects import (
     rows_to_tree,
 )
 from perdure.data.source import ConfigLocation
+from perdure.data.sources.custom import CustomData
 
 X = np.random.default_rng(0).normal(size=(20, 3))
 NAMES = np.array(["cat", "dog"])[np.arange(20) % 2]

@@ -14,11 +14,12 @@ from sklearn.datasets import load_breast_cancer, load_wine
 
 import perdure
 from perdure.cli.main import main
-from perdure.config import TableData, parse
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
 from perdure.data.sources import table as table_columns
+from perdure.data.sources.table import TableData
 from perdure.training.experiment import build_experiment
 
 LINES = """\

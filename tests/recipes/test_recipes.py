@@ -16,8 +16,10 @@ from rich.console import Console
 
 from claims.catalog import PAPERS
 from perdure.cli import recipes as listing
-from perdure.config import DigitsData, NamedData, override, override_key, parse, read_yaml
+from perdure.config import override, override_key, parse, read_yaml
 from perdure.core.errors import UserError
+from perdure.data.named.load import NamedData
+from perdure.data.sources.arrays import DigitsData
 from perdure.methods.registry import build
 from perdure.recipes import Recipe, find_config, list_recipes, read_recipe, recipe_names
 from perdure.runs.compare.plan import plan

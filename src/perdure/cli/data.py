@@ -9,9 +9,9 @@ import typer
 
 from perdure.cli.console import print_json, stdout_console, text_table
 from perdure.cli.options import Json
-from perdure.config import DATA_SETS, DataSet
 from perdure.data.named.files import cache_folder, data_folder
 from perdure.data.named.load import find_set, make_set
+from perdure.data.named.sets import DATA_SETS, DataSet
 
 data = typer.Typer(no_args_is_help=True, help="Data sets that a config can name.")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from perdure.config.clients import PartitionConfig
 from perdure.config.data import DataConfig
 from perdure.config.engine import EngineConfig
 from perdure.config.model import ModelConfig
-from perdure.config.section import ConfigSection, KindSection, custom_class, named_classes
+from perdure.config.section import KindSection
 from perdure.config.stream import StreamConfig
 from perdure.config.train import FLAT_OPTIMIZER_KEYS, Aggregation, OptimizerConfig, Schedule
 from perdure.core.errors import UserError
@@ -17,13 +17,8 @@ from perdure.core.errors import UserError
 # The sections of a config that have several kinds, and the keys of each kind.
 # ------------------------------------------------------------------------------------------------
 
-UNIONS: dict[str, tuple[str, Any]] = {
-    "data": ("source", DataConfig),
-}
-"""By section the key that chooses its class, and the union of its classes."""
-
-
 KIND_SECTIONS: dict[str, type[KindSection]] = {
+    "data": DataConfig,
     "stream": StreamConfig,
     "clients.partition": PartitionConfig,
     "model": ModelConfig,
@@ -35,23 +30,13 @@ KIND_SECTIONS: dict[str, type[KindSection]] = {
 """The sections with several kinds, by the base of their classes."""
 
 
-def classes_of(union: Any, key: str) -> dict[str, type[ConfigSection]]:
-    """Return the classes of a union such as `PartitionConfig` by the value of `key`."""
-    return named_classes(get_args(union)[0], key)
-
-
 def keys_of(section: str, kind: Any) -> set[str] | None:
     """Return the keys that a section has with a kind; None if they are not known."""
-    if section in KIND_SECTIONS:
-        registry = KIND_SECTIONS[section].registry()
-        is_name = registry.is_readable(kind) and isinstance(kind, str)
-        return set(registry.find(kind).model_fields) if is_name else None
-    if section not in UNIONS:
+    if section not in KIND_SECTIONS:
         return None
-    key, union = UNIONS[section]
-    custom = custom_class(get_args(union)[0], key)
-    cls = classes_of(union, key).get(kind, custom) if isinstance(kind, str) else custom
-    return set(cls.model_fields) if cls is not None else None
+    registry = KIND_SECTIONS[section].registry()
+    is_known = registry.is_readable(kind) and isinstance(kind, str)
+    return set(registry.find(kind).model_fields) if is_known else None
 
 
 def drop_other_kinds(values: dict[str, Any], key: str, kind: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from perdure.config.clients import ClientsConfig
-from perdure.config.data import DataConfig, DigitsData, DomainConfig
+from perdure.config.data import DataConfig, DomainConfig
 from perdure.config.engine import EngineConfig, FederationConfig
 from perdure.config.model import ModelConfig
 from perdure.config.overrides import override_key
@@ -178,7 +178,12 @@ class Extension(ConfigSection):
 
     tasks: PositiveInt | None = None
     """Number of further tasks of `stream`, which `stream.tasks` includes."""
-    data: Annotated[list[DomainConfig], Field(min_length=1)] | None = None
+    data: (
+        Annotated[
+            list[Annotated[SerializeAsAny[DomainConfig], ChosenByKind()]], Field(min_length=1)
+        ]
+        | None
+    ) = None
     """New data, one source per task, with the keys of `data` and a `name`."""
     labels: Literal["shared", "separate"] = "shared"
     """New data: classes of a known name are the known ones, or all its classes are new."""
@@ -236,7 +241,9 @@ class Config(ConfigSection):
 
     seed: NonNegativeInt = 0
     """Seed from which every random draw of the run derives."""
-    data: DataConfig = DigitsData()
+    data: Annotated[SerializeAsAny[DataConfig], ChosenByKind()] = Field(
+        default_factory=DataConfig.default
+    )
     """Where examples come from and how they are read."""
     stream: Annotated[SerializeAsAny[StreamConfig], ChosenByKind()] = Field(
         default_factory=StreamConfig.default

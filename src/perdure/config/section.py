@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,9 +22,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from perdure.config.sentences import KIND_KEYS, describe, join_or
+from perdure.config.sentences import KIND_KEYS, describe
 from perdure.core.errors import UserError
-from perdure.core.registry import Registry, import_object, is_object
+from perdure.core.registry import Registry, import_object
 
 # ------------------------------------------------------------------------------------------------
 # Types of the values in a config: numbers with bounds, strings, and words that YAML changes.
@@ -170,82 +170,10 @@ class ConfigSection(BaseModel):
         use_attribute_docstrings=True,
         ser_json_inf_nan="constants",
     )
-    kind_names: ClassVar[tuple[str, ...]] = ()
-    """Kinds of a class that stands for several. If empty, the default of its key is the one."""
 
     def model_post_init(self, _: Any, /) -> None:
         """Count the kind as given, so that `model_dump(exclude_unset=True)` keeps it."""
         self.model_fields_set.update(key for key in KIND_KEYS if key in type(self).model_fields)
-
-
-@dataclass(frozen=True)
-class ByKind:
-    """Choose the class of a section by one of its keys.
-
-    Use it as `Annotated[A | B, ByKind()]`: the value of `key` in a class's default names the class,
-    and the first class is used if the key is omitted. A class with `kind_names` stands for these. A
-    class whose key has no default is that of all other kinds: dotted paths, objects given in
-    Python, and names of installed packages.
-    """
-
-    key: str = "kind"
-    others: Callable[[], Mapping[str, str]] = dict
-    """Returns further names of custom kinds, those of installed packages."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Return a schema that validates with the chosen class alone."""
-        classes = named_classes(source, self.key)
-        custom = custom_class(source, self.key)
-
-        def choose(value: Any, _: Any, info: core_schema.ValidationInfo) -> BaseModel:
-            if isinstance(value, BaseModel) and isinstance(value, get_args(source)):
-                return value
-            values = as_mapping(value)
-            kind = values.get(self.key, next(iter(classes)))
-            if isinstance(kind, str) and kind in classes:
-                return read_section(classes[kind], values, info.context)
-            if custom is None or not self._is_custom(kind):
-                names = [repr(name) for name in classes]
-                named = "function" if self.key == "source" else "class"
-                names += [f"a dotted path to a {named}"] if custom is not None else []
-                raise ValueError(f"{self.key}: must be {join_or(names)}, got {kind!r}")
-            return read_section(custom, values, info.context)
-
-        return core_schema.with_info_wrap_validator_function(choose, handler(source))
-
-    def _is_custom(self, kind: Any) -> bool:
-        if not isinstance(kind, str):
-            return False
-        return "." in kind or is_object(kind) or kind in self.others()
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Return the schema of all classes; all but the first require the key."""
-        json_schema = handler(schema)
-        for choice in json_schema["anyOf"][1:]:
-            required = handler.resolve_ref_schema(choice).setdefault("required", [])
-            required[:] = [self.key, *(name for name in required if name != self.key)]
-        return json_schema
-
-
-def named_classes(union: Any, key: str) -> dict[str, type[ConfigSection]]:
-    """Return the classes of a union by the value of `key` that chooses them."""
-    named = {cls: cls.kind_names or _default_kind(cls, key) for cls in get_args(union)}
-    return {kind: cls for cls, kinds in named.items() for kind in kinds}
-
-
-def _default_kind(cls: type[ConfigSection], key: str) -> tuple[str, ...]:
-    field = cls.model_fields[key]
-    return () if field.is_required() else (field.default,)
-
-
-def custom_class(union: Any, key: str) -> type[ConfigSection] | None:
-    """Return the class of a union for all kinds that no other class names, or None."""
-    named = set(named_classes(union, key).values())
-    return next((cls for cls in get_args(union) if cls not in named), None)
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
@@ -282,6 +210,8 @@ class KindSection(ConfigSection):
     """Dotted path of the registry of kinds, `package.module:NAME`."""
     kind_key: ClassVar[str] = "kind"
     """Key that names the kind."""
+    reads_data: ClassVar[bool] = False
+    """Whether it says where data comes from, so that a model predicts without it."""
 
     @property
     def kind_name(self) -> str:
@@ -300,6 +230,16 @@ class KindSection(ConfigSection):
         """Return the section of a config that names no kind."""
         registry = cls.registry()
         return registry.find(registry.default)()
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is of the kind of a config that names none."""
+        return self.kind_name == self.registry().default
+
+    @classmethod
+    def class_of(cls, found: type[KindSection]) -> type[KindSection]:
+        """Return the class of sections here of a kind that the registry has found."""
+        return found
 
     def code(self) -> list[str]:
         """Return the dotted paths of the users' code that it names; nothing is imported."""
@@ -344,7 +284,7 @@ class ChosenByKind:
             names.setdefault(registry.find(kind), []).append(kind)
         choices: list[dict[str, Any]] = [{"enum": registry.names()}]
         for number, (found, kinds) in enumerate(names.items()):
-            choices.append(handler(found.__pydantic_core_schema__))
+            choices.append(handler(base.class_of(found).__pydantic_core_schema__))
             section = handler.resolve_ref_schema(choices[-1])
             section["properties"][key].pop("default", None)
             section["properties"][key] |= {"const": kinds[0]} if not kinds[1:] else {"enum": kinds}
@@ -357,7 +297,7 @@ class ChosenByKind:
         }  # fmt: skip
         if registry.others is not None:
             others_class: type[KindSection] = import_object(registry.others)
-            custom = handler(others_class.__pydantic_core_schema__)
+            custom = handler(base.class_of(others_class).__pydantic_core_schema__)
         return {"anyOf": [*choices, custom]}
 
 
@@ -374,7 +314,7 @@ def read_kind(base: type[KindSection], value: Any, context: Context) -> KindSect
         raise ValueError(str(error)) from error
     if isinstance(kind, type):
         values[key] = registry.name_of(kind)
-    return read_section(found, values, context)
+    return read_section(base.class_of(found), values, context)
 
 
 @cache

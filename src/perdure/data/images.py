@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from perdure.config import CropAugment, DataConfig, FlipAugment
+from perdure.config import AugmentConfig, DataConfig
+from perdure.config.section import Fraction, PositiveInt
 from perdure.core.errors import UserError, bad_value
+from perdure.core.registry import Registry
 from perdure.data.examples import Source
 
 # ------------------------------------------------------------------------------------------------
@@ -118,8 +121,42 @@ def _describe(shape: tuple[int, ...]) -> str:
 # Random changes of training images, for a batch or a stack of batches at once.
 # ------------------------------------------------------------------------------------------------
 
-_DRAWS = {"crop": 2, "flip": 1}
-"""Random numbers per image of each change."""
+AUGMENTATIONS: Registry[AugmentConfig] = Registry(
+    key="data.augment.kind",
+    base=AugmentConfig,
+    base_name="perdure.config.AugmentConfig",
+    group="perdure.augmentations",
+    builtin={
+        "crop": "perdure.data.images.CropAugment",
+        "flip": "perdure.data.images.FlipAugment",
+    },
+)
+
+
+class CropAugment(AugmentConfig):
+    """A window of the image's size, anywhere in the image with a black border."""
+
+    padding: PositiveInt = 4
+    """Width of the border in pixels."""
+
+    draws: ClassVar[int] = 2
+
+    def apply(self, images: Tensor, draws: Tensor, black: Tensor) -> Tensor:
+        """Return a window of each image, at the drawn place."""
+        return crop(images, draws, self.padding, black)
+
+
+class FlipAugment(AugmentConfig):
+    """The image mirrored from left to right."""
+
+    probability: Fraction = 0.5
+    """Fraction of the images that are mirrored."""
+
+    draws: ClassVar[int] = 1
+
+    def apply(self, images: Tensor, draws: Tensor, black: Tensor) -> Tensor:
+        """Return the images, mirrored where the draw is below the probability."""
+        return flip(images, draws[:, 0], self.probability)
 
 
 @dataclass(frozen=True)
@@ -130,12 +167,12 @@ class Augmentation:
     number of clients that are trained at once.
     """
 
-    changes: tuple[CropAugment | FlipAugment, ...]
+    changes: tuple[AugmentConfig, ...]
 
     @property
     def draws(self) -> int:
         """Random numbers per image."""
-        return sum(_DRAWS[change.kind] for change in self.changes)
+        return sum(change.draws for change in self.changes)
 
     def apply(self, x: Tensor, draws: Tensor, black: Tensor) -> Tensor:
         """Return the changed images.
@@ -148,12 +185,8 @@ class Augmentation:
         """
         images, numbers = x.flatten(0, -4), draws.to(x.device).flatten(0, -2)
         for change in self.changes:
-            count = _DRAWS[change.kind]
-            own, numbers = numbers[:, :count], numbers[:, count:]
-            if isinstance(change, CropAugment):
-                images = crop(images, own, change.padding, black)
-            else:
-                images = flip(images, own[:, 0], change.probability)
+            own, numbers = numbers[:, : change.draws], numbers[:, change.draws :]
+            images = change.apply(images, own, black)
         return images.view(x.shape)
 
 

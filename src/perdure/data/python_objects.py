@@ -14,13 +14,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from perdure.config import CustomData
 from perdure.core.errors import UserError
 from perdure.core.registry import object_name
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Source, Text
 from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source
-from perdure.data.source import ConfigLocation
+from perdure.data.source import ConfigLocation, ObjectKeys
 from perdure.data.sources.arrays import array_rows
 from perdure.data.sources.huggingface import dataset_rows
 from perdure.data.sources.image_folder import Opener, decode_images
@@ -31,7 +30,7 @@ from perdure.data.sources.table import frame_rows
 # ------------------------------------------------------------------------------------------------
 
 
-def torch_rows(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> RawData:
+def torch_rows(train: Any, test: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:
     """Return the rows of a torch Dataset, and of one with test data.
 
     Raises:
@@ -55,7 +54,7 @@ def _class_names(data: Any) -> tuple[str, ...] | None:
     return tuple(names) if is_named and names else None
 
 
-def _part(data: Any, suffix: str, config: CustomData, location: ConfigLocation) -> RawRows:
+def _part(data: Any, suffix: str, config: ObjectKeys, location: ConfigLocation) -> RawRows:
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise ValueError(f"{type(data).__name__} is not a map-style Dataset with a length")
     if not len(data):
@@ -74,7 +73,7 @@ def _pair(example: Any, index: int) -> tuple[Any, Any]:
 
 
 def _stacked(
-    inputs: list[Any], config: CustomData, location: ConfigLocation
+    inputs: list[Any], config: ObjectKeys, location: ConfigLocation
 ) -> Array | Tensor | list[Any]:
     """Return inputs as one array, as a tensor (channels first), or as texts."""
     first = inputs[0]
@@ -107,7 +106,7 @@ ACCEPTED = (
     "a tuple (x, y), a dict of arrays, a torch Dataset, a Hugging Face Dataset or a pandas "
     "DataFrame; a list or dict of them; or a function of task"
 )
-DEFAULT_KEYS = CustomData(source="given:object")
+DEFAULT_KEYS = ObjectKeys(source="given:object")
 _SPLITS = {"train", "test"}
 _DATA = ConfigLocation()
 _HELD = Rng(0)
@@ -115,7 +114,7 @@ _HELD = Rng(0)
 
 def as_source(
     value: Any,
-    config: CustomData = DEFAULT_KEYS,
+    config: ObjectKeys = DEFAULT_KEYS,
     rng: Rng = _HELD,
     location: ConfigLocation = _DATA,
     name: str = "data",
@@ -139,7 +138,7 @@ def as_source(
 
 def as_sources(
     value: Any,
-    config: CustomData = DEFAULT_KEYS,
+    config: ObjectKeys = DEFAULT_KEYS,
     rng: Rng = _HELD,
     location: ConfigLocation = _DATA,
 ) -> list[Source]:
@@ -162,7 +161,7 @@ def rows_sources(rows: RawData | Parts, reading: Reading) -> list[Source]:
     ]
 
 
-def reading_of(config: CustomData, rng: Rng, location: ConfigLocation) -> Reading:
+def reading_of(config: ObjectKeys, rng: Rng, location: ConfigLocation) -> Reading:
     """Return how rows become sources."""
     return Reading(rng, location, config.test_fraction, config.features)
 
@@ -179,7 +178,7 @@ def reported(value: Any, location: ConfigLocation) -> Iterator[None]:
 
 
 def read_object(
-    value: Any, config: CustomData = DEFAULT_KEYS, location: ConfigLocation = _DATA
+    value: Any, config: ObjectKeys = DEFAULT_KEYS, location: ConfigLocation = _DATA
 ) -> RawData | Parts:
     """Return the rows of an object, or of each part of a list or dict of objects.
 
@@ -209,7 +208,7 @@ def _named(parts: list[Any]) -> dict[str, Any]:
     return {f"task {number}": part for number, part in enumerate(parts, 1)}
 
 
-def _one(value: Any, config: CustomData, location: ConfigLocation) -> RawData:
+def _one(value: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:
     if isinstance(value, RawData):
         return value
     with reported(value, location):
@@ -232,7 +231,7 @@ def _one(value: Any, config: CustomData, location: ConfigLocation) -> RawData:
     raise UserError(f"{location.key}: must be {ACCEPTED}, got {type(value).__name__}")
 
 
-def _train_and_test(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> RawData:
+def _train_and_test(train: Any, test: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:
     """Return the rows of training and test data of one kind."""
     if isinstance(train, Dataset) and isinstance(test, Dataset):
         return torch_rows(train, test, config, location)

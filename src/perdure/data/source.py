@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from perdure.config import PartitionConfig
+from perdure.config import DataConfig, PartitionConfig
+from perdure.config.section import OpenFraction, PositiveInt, Text, TextColumn
 from perdure.core.errors import UserError
 from perdure.data.examples import Array
 
@@ -47,6 +50,29 @@ class ConfigLocation:
     def error(self, key: str, value: object, expected: str) -> UserError:
         """Return the error for a bad value of a key in this section."""
         return UserError(f"{self.key}.{key}: must be {expected}, got {str(value)!r}")
+
+
+class ObjectKeys(DataConfig):
+    """How objects that were made in Python are read: arrays, data sets and frames."""
+
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if there is no test data."""
+    label_column: Text = "label"
+    """Column of the labels in a pandas DataFrame or Hugging Face data set."""
+    feature_columns: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Columns of the features in a DataFrame. Default: all columns without another use."""
+    split_column: Text | None = None
+    """Column of a DataFrame that is `train` or `test`. If None, the rows are split with the
+    seed."""
+    domain_column: Text | None = None
+    """Column of a DataFrame that names the domain of a row, for domain streams."""
+    image_column: Text = "image"
+    """Column of the images in a Hugging Face data set. If it does not have it, `text_column` is
+    read."""
+    text_column: TextColumn = "text"
+    """Column of the texts in a Hugging Face data set or DataFrame, or two of pairs of texts."""
+    features: PositiveInt = 1024
+    """Size of the hashed bag of words of a text, for models other than `text`."""
 
 
 # ------------------------------------------------------------------------------------------------

@@ -17,14 +17,12 @@ from typing import Any
 
 import torch
 
-from perdure.config import Config, CustomData, DataConfig
-from perdure.config.data import installed_sources
+from perdure.config import Config, DataConfig
 from perdure.config.section import KindSection, kind_sections
 from perdure.contract.method import Method
 from perdure.core.errors import UserError
 from perdure.core.files import sha256, write_atomic
 from perdure.core.registry import find_given, is_object
-from perdure.data.load import find_function
 from perdure.evaluation.metrics import METRICS, Metric
 from perdure.methods.registry import METHODS, parts_of
 from perdure.methods.registry import build as build_method
@@ -45,7 +43,7 @@ def code_folder(run: str | Path | None) -> Path | None:
 
 
 def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> None:
-    """Copy the files of custom methods, streams, models and metrics into the run directory.
+    """Copy the files of custom methods, data, streams, models and metrics into the run directory.
 
     Files of installed packages are not copied.
     """
@@ -56,8 +54,6 @@ def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> N
     for section in custom_sections(config):
         for each in section.code_objects(folder):
             _copy(each, run)
-    for source in custom_sources(config):
-        _copy(find_function(source), run)
     for name in _custom_metrics(config):
         _copy(METRICS.find(name, folder), run)
 
@@ -155,18 +151,6 @@ def data_sections(config: Config) -> list[DataConfig]:
     return [config.data, *(getattr(config.stream, "domains", None) or []), *added]
 
 
-def custom_sources(config: Config) -> list[CustomData]:
-    """Return the sections of data that name a custom function by its dotted path."""
-    return [
-        section
-        for section in data_sections(config)
-        if isinstance(section, CustomData)
-        and not is_object(section.source)
-        and "<" not in section.source  # a function without a path, which is given again
-        and section.source not in installed_sources()
-    ]
-
-
 def custom_kinds(config: Config, stream: bool = True, data: bool = True) -> list[str]:
     """Return the kinds of a config that are neither built in nor installed by name.
 
@@ -181,10 +165,9 @@ def custom_kinds(config: Config, stream: bool = True, data: bool = True) -> list
     kinds = [part["kind"] for part in parts if not METHODS.is_installed(part["kind"])]
     if not stream:
         return kinds + config.model.code()
-    kinds += [path for section in custom_sections(config) for path in section.code()]
+    sections = [each for each in custom_sections(config) if data or not each.reads_data]
+    kinds += [path for section in sections for path in section.code()]
     kinds += _custom_metrics(config)
-    if data:
-        kinds += [section.source for section in custom_sources(config)]
     return list(dict.fromkeys(kinds))
 
 

@@ -18,13 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from perdure.config import FolderData
 from perdure.core.documents import json_value
 from perdure.core.errors import UserError, bad_value
 from perdure.data.examples import Array, Text
 from perdure.data.images import fit_images
 from perdure.data.source import ConfigLocation, check_features, check_images
-from perdure.data.sources.image_folder import SUFFIXES, Opener, decode_images
+from perdure.data.sources.image_folder import SUFFIXES, FolderData, Opener, decode_images
 from perdure.data.sources.table import TABLE_SUFFIXES, TableFile
 from perdure.data.sources.text import read_lines, text_of
 from perdure.deploy.trained_model import TrainedModel

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
@@ -15,18 +15,32 @@ from perdure.config.root import PrivacyConfig
 from perdure.config.section import ConfigSection, NonNegativeFloat, NonNegativeInt, PositiveInt
 from perdure.contract.method import Method
 from perdure.contract.uploads import CollectedUploads, StackedUploads, Upload, WeightBounds
+from perdure.core.registry import Registry
 from perdure.core.rng import Rng
 from perdure.data.streams.stream import Stream
 from perdure.privacy.mechanism import Mechanism, Place, Released, Unmet
-from perdure.privacy.min_rows import MIN_ROWS, MinRows
-from perdure.privacy.noise import GaussianNoise
-from perdure.privacy.secure_sums import SecureSums
+from perdure.privacy.min_rows import MIN_ROWS
 
-MECHANISMS: tuple[type[Mechanism], ...] = (MinRows, GaussianNoise, SecureSums)
-"""All mechanisms, in the order in which clients apply them."""
+if TYPE_CHECKING:
+    from perdure.privacy.secure_sums import SecureSums
+
+MECHANISMS: Registry[Mechanism] = Registry(
+    key="privacy", base=Mechanism, base_name="perdure.privacy.mechanism.Mechanism",
+    builtin={
+        "min_rows": "perdure.privacy.min_rows.MinRows",
+        "clip": "perdure.privacy.noise.GaussianNoise",
+        "secagg": "perdure.privacy.secure_sums.SecureSums",
+    },
+)  # fmt: skip
+"""All mechanisms by the key that turns them on, in the order in which clients apply them."""
 
 
-def section_of(mechanisms: tuple[type[Mechanism], ...]) -> type[PrivacyConfig]:
+def all_mechanisms() -> list[type[Mechanism]]:
+    """Return the classes of all mechanisms in their order."""
+    return [MECHANISMS.find(name) for name in MECHANISMS.names()]
+
+
+def section_of(mechanisms: Iterable[type[Mechanism]]) -> type[PrivacyConfig]:
     """Return the section `privacy` of a config with the keys of mechanisms."""
     return create_model(
         "PrivacySection",
@@ -36,7 +50,7 @@ def section_of(mechanisms: tuple[type[Mechanism], ...]) -> type[PrivacyConfig]:
     )
 
 
-PrivacySection = section_of(MECHANISMS)
+PrivacySection = section_of(all_mechanisms())
 """The section `privacy` of a config: the keys of all mechanisms."""
 
 
@@ -73,7 +87,7 @@ class PrivacyChain:
     @cached_property
     def sums(self) -> SecureSums | None:
         """The secure sums in which uploads are collected, or None if they are plain."""
-        return next((each for each in self.active if isinstance(each, SecureSums)), None)
+        return next((each.sums for each in self.active if each.sums is not None), None)
 
     def prepare(self, method: Method, stream: Stream, engine: object, rng: Rng) -> None:
         """Refuse a run that a mechanism cannot protect, and reach the clients of the others.
@@ -182,12 +196,12 @@ class PrivacyChain:
 
 def make_chain(config: Config, simulated: bool) -> PrivacyChain:
     """Return the chain of a run, on its server or a node, or of a simulation in this process."""
-    return PrivacyChain(tuple(kind(config, simulated) for kind in MECHANISMS), simulated)
+    return PrivacyChain(tuple(kind(config, simulated) for kind in all_mechanisms()), simulated)
 
 
 def protection_of(entry: Mapping[str, Any]) -> str:
     """Return how an upload was protected, by an entry of a node's log, in words."""
-    found = (mechanism.in_words(entry) for mechanism in reversed(MECHANISMS))
+    found = (mechanism.in_words(entry) for mechanism in reversed(all_mechanisms()))
     return ", ".join(words for words in found if words is not None) or "none"
 
 

@@ -18,6 +18,7 @@ from perdure.data.streams.stream import Stream
 if TYPE_CHECKING:
     from perdure.privacy.accounting import RoundGroup
     from perdure.privacy.chain import OwnerPolicy
+    from perdure.privacy.secure_sums import SecureSums
 
 
 @runtime_checkable
@@ -105,6 +106,11 @@ class Mechanism:
     def is_on(self) -> bool:
         """Whether the config asks for it."""
         return bool(getattr(self.privacy, self.key))
+
+    @property
+    def sums(self) -> SecureSums | None:
+        """The secure sums in which it has uploads collected, or None."""
+        return None
 
     def check(self, method: Method, stream: Stream) -> None:
         """Refuse a run that it cannot protect.

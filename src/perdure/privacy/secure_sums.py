@@ -77,6 +77,11 @@ class SecureSums(Mechanism):
         """The server's way to the clients of a sum. If None, it has no use for one."""
         self._journal = SumJournal()
 
+    @property
+    def sums(self) -> SecureSums:
+        """The secure sums themselves."""
+        return self
+
     def connect(self, engine: object, rng: Rng) -> None:
         """Reach the nodes behind an engine, or in a simulation clients in this process."""
         if isinstance(engine, SecAggTransport):

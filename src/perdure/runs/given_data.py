@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
-from perdure.config import Config, CustomData, change_source, parse, read_yaml
-from perdure.config.data import DigitsData
+from perdure.config import Config, change_source, parse, read_yaml
 from perdure.core.errors import UserError, bad_value
 from perdure.core.registry import dotted_path, find_given, giving, is_object
 from perdure.core.trees import decode, encode
 from perdure.data.clients import config_location
-from perdure.data.load import takes_task
 from perdure.data.python_objects import (
     ACCEPTED,
     DEFAULT_KEYS,
@@ -24,11 +22,9 @@ from perdure.data.python_objects import (
     rows_from_tree,
     rows_to_tree,
 )
+from perdure.data.source import ObjectKeys
+from perdure.data.sources.custom import CustomData, takes_task
 from perdure.recipes import find_config
-
-# ------------------------------------------------------------------------------------------------
-# Data that is given in Python: a config names it by a hash of its content.
-# ------------------------------------------------------------------------------------------------
 
 _PENDING = "given:data"
 AnyConfig = Config | dict[str, Any] | str | Path
@@ -62,7 +58,7 @@ def giving_all(objects: Sequence[Any], config: Config) -> Iterator[list[str]]:
         UserError: An object cannot be read.
 
     """
-    keys = config.data if isinstance(config.data, CustomData) else DEFAULT_KEYS
+    keys = _section(config) if config.data.is_custom else DEFAULT_KEYS
     names = []
     with ExitStack() as stack:
         for value in objects:
@@ -75,9 +71,9 @@ def giving_all(objects: Sequence[Any], config: Config) -> Iterator[list[str]]:
 def _pending(config: AnyConfig, data: Any, folder: Path | None) -> Config:
     """Return the config with a section for given data, under its old name or none."""
     if isinstance(config, Config):
-        if isinstance(config.data, CustomData):
+        if config.data.is_custom:
             return config
-        if not isinstance(config.data, DigitsData):
+        if not config.data.is_default:
             raise _other_source(config.data.source)
         section = change_source(config.data, CustomData(source=_PENDING))
         return config.model_copy(update={"data": section})
@@ -103,9 +99,8 @@ def _other_source(source: Any) -> UserError:
     return bad_value("data.source", source, "omitted, since data is given in Python")
 
 
-def _section(config: Config) -> CustomData:
-    assert isinstance(config.data, CustomData)
-    return config.data
+def _section(config: Config) -> ObjectKeys:
+    return cast(ObjectKeys, config.data)
 
 
 def _function_path(data: Any) -> str:
@@ -122,9 +117,7 @@ def _named(config: Config, kind: str) -> Config:
     return config.model_copy(update={"data": section.model_copy(update={"source": kind})})
 
 
-# ------------------------------------------------------------------------------------------------
-# Data that is given in Python to a comparison, whose runs are separate processes.
-# ------------------------------------------------------------------------------------------------
+# ---- Data that is given in Python to a comparison, whose runs are separate processes
 
 _FILES: dict[str, Path] = {}
 """Files with given data, by the name of the data."""

@@ -13,33 +13,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from perdure.config import (
-    DATA_SETS,
-    DataSet,
-    Hub,
-    HuggingfaceData,
-    NamedData,
-    Torchvision,
-)
 from perdure.core.files import atomic_file, sha256_file
 from perdure.core.registry import is_installed
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Source
 from perdure.data.named.official import Arrays, TextRows, with_classes
+from perdure.data.named.sets import DATA_SETS, DataSet, Hub, Torchvision
 from perdure.data.partition_kinds import ColumnPartition
 from perdure.data.rows import Reading, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.huggingface import (
+    HuggingfaceData,
     column_strings,
     dataset_rows,
     is_reachable,
     read_dataset,
 )
 from perdure.models.adapter.build import import_library
+
+if TYPE_CHECKING:
+    from perdure.data.named.load import NamedData
 
 # ------------------------------------------------------------------------------------------------
 # Files with data sets: their names, the cache, and how they are written.

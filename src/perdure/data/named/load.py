@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from perdure.config import (
-    DATA_SETS,
-    DataConfig,
-    DataSet,
-    FolderData,
-    NamedData,
-    NpzData,
-    TextData,
-    change_source,
-)
+from perdure.config import DataConfig, change_source
+from perdure.config.section import OpenFraction, PositiveInt, Text
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
+from perdure.data.examples import Source
 from perdure.data.named.files import (
     Unavailable,
     data_folder,
@@ -30,10 +24,12 @@ from perdure.data.named.files import (
     write_set,
 )
 from perdure.data.named.official import READERS, Arrays, TextRows, find_official, read_official
+from perdure.data.named.sets import DATA_SETS, DataSet
 from perdure.data.rows import Reading, rows_source
 from perdure.data.source import ConfigLocation
-from perdure.data.sources.arrays import array_rows
-from perdure.data.sources.image_folder import load_folder, load_folder_domains
+from perdure.data.sources.arrays import NpzData, array_rows
+from perdure.data.sources.image_folder import FolderData, load_folder, load_folder_domains
+from perdure.data.sources.text import TextData
 
 # ------------------------------------------------------------------------------------------------
 # Making the file of a data set from its official files.
@@ -116,6 +112,35 @@ def _from_images(data_set: DataSet, folder: Path, size: int | None, fraction: fl
 # ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
+
+
+class NamedData(DataConfig):
+    """A known data set by its name; see `perdure data list`.
+
+    Its files are looked for in the folder that the environment variable PERDURE_DATA names (or else
+    in data/) and in the cache; else it is downloaded once, with Hugging Face's datasets or with
+    torchvision.
+
+    Example: `data: {source: cifar100}`
+    """
+
+    has_name: ClassVar[bool] = True
+    path: Text | None = None
+    """A file (.npz or .jsonl.gz) or a folder that holds the set. Default: it is looked for."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if the set has no test split."""
+    features: PositiveInt = 1024
+    """Size of the hashed bag of words of a text, for models other than `text`."""
+
+    def load(self, rng: Rng, location: ConfigLocation) -> Source:
+        """Load the set from its file or folder, under its name."""
+        source = resolve_named(self, location).load(rng, location)
+        assert isinstance(source, Source)
+        return replace(source, name=self.source)
+
+    def load_domains(self, rng: Rng, location: ConfigLocation) -> list[Source]:
+        """Load one source per domain of its file or folder."""
+        return resolve_named(self, location).load_domains(rng, location)
 
 
 def resolve_named(config: NamedData, location: ConfigLocation) -> DataConfig:

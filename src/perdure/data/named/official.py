@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from perdure.config import DataSet, FolderData
 from perdure.data.examples import Array
+from perdure.data.named.sets import DataSet
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import find_idx, read_idx
-from perdure.data.sources.image_folder import decode_files
+from perdure.data.sources.image_folder import FolderData, decode_files
 
 # ------------------------------------------------------------------------------------------------
 # CIFAR's files: the binary version, and the Python version, whose pickles run no code here.

@@ -11,12 +11,13 @@ import zlib
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from perdure.config import DigitsData, IdxData, NpzData
+from perdure.config import DataConfig
+from perdure.config.section import OpenFraction, Text
 from perdure.core.rng import Rng
 from perdure.data.examples import Array, Examples, Source
 from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source, stratified_split
@@ -128,21 +129,32 @@ _UNSIGNED_BYTE = 0x08
 _NAME = re.compile(r"((?:.*-)?)(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
 
 
-def load_idx(config: IdxData, location: ConfigLocation) -> Source:
-    """Load a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and those of t10k."""
-    folder = Path(config.path)
-    if not folder.is_dir():
-        raise location.error("path", folder, "a folder with idx files that exists")
-    files = find_idx(folder)
-    for split in ("train", "t10k"):
-        for content, dimensions in (("images", 3), ("labels", 1)):
-            if (split, content) not in files:
-                name = f"{split}-{content}-idx{dimensions}-ubyte"
-                raise location.error("path", folder, f"a folder with {name}")
-    try:
-        return _source(folder.name, {key: read_idx(path) for key, path in files.items()})
-    except ValueError as error:
-        raise location.error("path", folder, f"a folder with valid idx files ({error})") from None
+class IdxData(DataConfig):
+    """The four idx files of MNIST and of data sets in its format.
+
+    Example: `data: {source: idx, path: data/mnist}`
+    """
+
+    path: Text
+    """The folder with the four files."""
+
+    def load(self, rng: Rng, location: ConfigLocation) -> Source:
+        """Load train-images-idx3-ubyte, train-labels-idx1-ubyte and those of t10k."""
+        folder = Path(self.path)
+        if not folder.is_dir():
+            raise location.error("path", folder, "a folder with idx files that exists")
+        files = find_idx(folder)
+        for split in ("train", "t10k"):
+            for content, dimensions in (("images", 3), ("labels", 1)):
+                if (split, content) not in files:
+                    name = f"{split}-{content}-idx{dimensions}-ubyte"
+                    raise location.error("path", folder, f"a folder with {name}")
+        try:
+            return _source(folder.name, {key: read_idx(path) for key, path in files.items()})
+        except ValueError as error:
+            raise location.error(
+                "path", folder, f"a folder with valid idx files ({error})"
+            ) from None
 
 
 def find_idx(folder: Path, prefix: str | None = None) -> dict[tuple[str, str], Path]:
@@ -191,14 +203,23 @@ def read_idx(path: Path) -> Array:
 # ------------------------------------------------------------------------------------------------
 
 
-def load_digits(config: DigitsData, rng: Rng, location: ConfigLocation) -> Source:
-    """Load the 1,797 digits of 8x8 pixels of scikit-learn, scaled to 0..255."""
-    images, labels = _bundled_digits()
-    x = np.rint(images * (255 / 16)).astype(np.uint8)
-    generator = rng.numpy_generator("holdout", location.number)
-    train, test = stratified_split(labels, config.test_fraction, generator)
-    rows = Examples(check_images(x, "digits"), torch.from_numpy(labels))
-    return Source("digits", rows.select(train), rows.select(test), tuple("0123456789"))
+class DigitsData(DataConfig):
+    """The 1,797 handwritten digits of 8x8 pixels that scikit-learn installs.
+
+    Example: `data: {source: digits}`
+    """
+
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing."""
+
+    def load(self, rng: Rng, location: ConfigLocation) -> Source:
+        """Load the images, scaled to 0..255."""
+        images, labels = _bundled_digits()
+        x = np.rint(images * (255 / 16)).astype(np.uint8)
+        generator = rng.numpy_generator("holdout", location.number)
+        train, test = stratified_split(labels, self.test_fraction, generator)
+        rows = Examples(check_images(x, "digits"), torch.from_numpy(labels))
+        return Source("digits", rows.select(train), rows.select(test), tuple("0123456789"))
 
 
 def _bundled_digits() -> tuple[Array, Array]:
@@ -210,34 +231,42 @@ def _bundled_digits() -> tuple[Array, Array]:
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
-def load_npz(config: NpzData, rng: Rng, location: ConfigLocation) -> Source:
-    """Load an npz file with x_train, y_train, x_test and y_test, or with x, y and more."""
-    path = _file(config, location)
-    try:
-        rows = array_rows(_read(path), location)
-        return rows_source(path.stem, rows, _reading(config, rng, location))
-    except ValueError as error:
-        raise location.error("path", path, f"a valid npz file ({error})") from None
+class NpzData(DataConfig):
+    """A NumPy file with x_train, y_train, x_test, y_test, or with x, y and more.
 
+    Example: `data: {source: npz, path: mnist.npz}`
+    """
 
-def load_npz_domains(config: NpzData, rng: Rng, location: ConfigLocation) -> list[Source]:
-    """Load one source per domain of an npz file with x, y and domain."""
-    path = _file(config, location)
-    try:
-        return rows_domains(array_rows(_read(path), location), _reading(config, rng, location))
-    except ValueError as error:
-        raise location.error("path", path, f"an npz file with domains ({error})") from None
+    has_numbers: ClassVar[bool] = True
 
+    path: Text
+    """The .npz file."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if the file has no test rows."""
 
-def _reading(config: NpzData, rng: Rng, location: ConfigLocation) -> Reading:
-    return Reading(rng, location, config.test_fraction)
+    def load(self, rng: Rng, location: ConfigLocation) -> Source:
+        """Load x_train, y_train, x_test and y_test, or x, y and more."""
+        path = self._file(location)
+        try:
+            rows = array_rows(_read(path), location)
+            return rows_source(path.stem, rows, Reading(rng, location, self.test_fraction))
+        except ValueError as error:
+            raise location.error("path", path, f"a valid npz file ({error})") from None
 
+    def load_domains(self, rng: Rng, location: ConfigLocation) -> list[Source]:
+        """Load one source per domain of x, y and domain."""
+        path = self._file(location)
+        try:
+            rows = array_rows(_read(path), location)
+            return rows_domains(rows, Reading(rng, location, self.test_fraction))
+        except ValueError as error:
+            raise location.error("path", path, f"an npz file with domains ({error})") from None
 
-def _file(config: NpzData, location: ConfigLocation) -> Path:
-    path = Path(config.path)
-    if not path.is_file():
-        raise location.error("path", path, "an npz file that exists")
-    return path
+    def _file(self, location: ConfigLocation) -> Path:
+        path = Path(self.path)
+        if not path.is_file():
+            raise location.error("path", path, "an npz file that exists")
+        return path
 
 
 def _read(path: Path) -> dict[str, Array]:

@@ -10,17 +10,19 @@ from dataclasses import replace
 from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
-from perdure.config import CustomData, HuggingfaceData
+from perdure.config import DataConfig
+from perdure.config.section import OpenFraction, PositiveInt, Text, TextColumn
 from perdure.core.registry import require
 from perdure.core.rng import Rng
-from perdure.data.examples import Source, Text
+from perdure.data.examples import Source
+from perdure.data.examples import Text as TextRow
 from perdure.data.rows import RawData, RawRows, Reading, rows_source
-from perdure.data.source import ConfigLocation
+from perdure.data.source import ConfigLocation, ObjectKeys
 from perdure.data.sources.image_folder import Opener, decode_images
 from perdure.data.sources.text import check_label_types, text_columns, text_of
 
@@ -65,17 +67,40 @@ def is_reachable(url: str) -> bool:
 _TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
-def load_huggingface(config: HuggingfaceData, rng: Rng, location: ConfigLocation) -> Source:
-    """Load a dataset with an image or text column and a label column."""
-    data = _fetch(config, location)
-    with _reported(config.path, location):
-        rows = dataset_rows(data, config, location)
-        reading = Reading(rng, location, config.test_fraction, config.features)
-        return rows_source(Path(config.path).name, rows, reading)
+class HuggingfaceData(DataConfig):
+    """A Hugging Face data set of images or texts.
+
+    Example: `data: {source: huggingface, path: cifar100, label_column: fine_label}`
+    """
+
+    has_texts: ClassVar[bool] = True
+
+    path: Text
+    """Name of a data set on the hub, or a folder that holds a saved one."""
+    subset: Text | None = None
+    """Name of a part of the data set, such as sst2 of glue. If None, its default part."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if the data set has no test split."""
+    image_column: str = "image"
+    """Column of the images. If the data set does not have it, `text_column` is read."""
+    label_column: str = "label"
+    """Column of the labels."""
+    text_column: TextColumn = "text"
+    """Column of the texts, or the two columns of pairs of texts, such as [question1, question2]."""
+    features: PositiveInt = 1024
+    """Size of the hashed bag of words of a text, for models other than `text`."""
+
+    def load(self, rng: Rng, location: ConfigLocation) -> Source:
+        """Load a data set with an image or text column and a label column."""
+        data = _fetch(self, location)
+        with _reported(self.path, location):
+            rows = dataset_rows(data, self, location)
+            reading = Reading(rng, location, self.test_fraction, self.features)
+            return rows_source(Path(self.path).name, rows, reading)
 
 
 def dataset_rows(
-    data: Any, config: HuggingfaceData | CustomData, location: ConfigLocation
+    data: Any, config: HuggingfaceData | ObjectKeys, location: ConfigLocation
 ) -> RawData:
     """Return the rows of a `datasets.Dataset` or `DatasetDict`.
 
@@ -104,7 +129,7 @@ def dataset_rows(
 def _check_columns(
     has: list[str],
     keys: dict[str, Any],
-    config: HuggingfaceData | CustomData,
+    config: HuggingfaceData | ObjectKeys,
     location: ConfigLocation,
 ) -> None:
     for key, names in keys.items():
@@ -114,7 +139,7 @@ def _check_columns(
 
 
 def _part(
-    data: Any, column: Any, config: HuggingfaceData | CustomData, location: ConfigLocation
+    data: Any, column: Any, config: HuggingfaceData | ObjectKeys, location: ConfigLocation
 ) -> RawRows:
     """Return the rows of one split; images are left out."""
     labels = list(data[config.label_column])
@@ -124,7 +149,7 @@ def _part(
     if clients is not None and clients not in data.column_names:
         raise location.client_error(f"a column of the dataset: {', '.join(data.column_names)}")
     of_rows = None if clients is None else np.array(column_strings(data, clients))
-    texts: list[Text] = []
+    texts: list[TextRow] = []
     if column != config.image_column:
         columns = [list(data[name]) for name in text_columns(column)]
         names = text_columns(column)
@@ -138,7 +163,7 @@ def _part(
 def _with_images(
     parts: list[RawRows | None],
     data: tuple[Any, Any],
-    config: HuggingfaceData | CustomData,
+    config: HuggingfaceData | ObjectKeys,
     location: ConfigLocation,
 ) -> list[RawRows | None]:
     """Return the parts with their images, decoded together: all in one size and mode."""
@@ -226,7 +251,7 @@ def _opener(data: Any, row: int, column: str) -> Opener:
     return opened
 
 
-def _names(data: Any, config: HuggingfaceData | CustomData) -> tuple[str, ...] | None:
+def _names(data: Any, config: HuggingfaceData | ObjectKeys) -> tuple[str, ...] | None:
     """Return the names of the classes, or None if the dataset has none."""
     names = getattr(data.features[config.label_column], "names", None)
     return tuple(names) if names else None

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from perdure.config import DataConfig, FolderData
+from perdure.config import DataConfig
+from perdure.config.section import OpenFraction, Text
 from perdure.core.rng import Rng
 from perdure.data.clients import with_clients
 from perdure.data.examples import Examples, Source
@@ -44,6 +45,30 @@ _UNREADABLE = (
 
 Opener = Callable[[], Image.Image]
 """Opens one image."""
+
+
+class FolderData(DataConfig):
+    """Image files in one folder per class.
+
+    Example: `data: {source: folder, path: pacs, size: 224, channels: 3}`
+    """
+
+    path: Text
+    """The folder: class/image, train/class/image and test/class/image, or domain/class/image."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if there is no test/ folder."""
+
+    def load(self, rng: Rng, location: ConfigLocation) -> Source:
+        """Load the images, with the client of each if every client has a folder."""
+        if location.in_client_folders:
+            return load_client_folders(self, rng, location)
+        return load_folder(self, rng, location)
+
+    def load_domains(self, rng: Rng, location: ConfigLocation) -> list[Source]:
+        """Load one source per folder of a domain."""
+        if location.in_client_folders:
+            return load_client_domains(self, rng, location)
+        return load_folder_domains(self, rng, location)
 
 
 def load_folder(config: FolderData, rng: Rng, location: ConfigLocation) -> Source:

@@ -10,18 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Annotated, Any, ClassVar, Protocol, TextIO
 
 import numpy as np
+from pydantic import Field
 
-from perdure.config import CustomData, TableData
+from perdure.config import DataConfig
+from perdure.config.section import OpenFraction, Text
 from perdure.core.errors import UserError
 from perdure.core.registry import is_installed, require
 from perdure.core.rng import Rng
-from perdure.data.examples import Array, Source, Text
+from perdure.data.examples import Array, Source
+from perdure.data.examples import Text as TextRow
 from perdure.data.labels import sort_names
 from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source
-from perdure.data.source import ConfigLocation
+from perdure.data.source import ConfigLocation, ObjectKeys
 from perdure.data.sources.text import text_columns
 
 # ------------------------------------------------------------------------------------------------
@@ -247,50 +250,67 @@ class Columns(Protocol):
         """Return columns of numbers, float64 [rows, numbers], and columns of strings."""
 
 
-def load_table(config: TableData, rng: Rng, location: ConfigLocation) -> Source:
-    """Load a table as one source."""
-    rows = _read(config, location)
-    with _reported(config, location):
-        name = Path(config.path).stem.removesuffix(".csv")
-        return rows_source(name, rows, _reading(config, rng, location))
+class TableData(DataConfig):
+    """A CSV or Parquet file with one example per row.
 
+    Example: `data: {source: table, path: patients.csv, label_column: diagnosis}`
+    """
 
-def load_table_domains(config: TableData, rng: Rng, location: ConfigLocation) -> list[Source]:
-    """Load one source per value of `domain_column`, in the order of their names."""
-    if config.domain_column is None:
-        raise location.error("domain_column", None, "the column that names the domain of each row")
-    rows = _read(config, location)
-    with _reported(config, location):
-        return rows_domains(rows, _reading(config, rng, location))
+    has_numbers: ClassVar[bool] = True
 
+    path: Text
+    """The .csv, .csv.gz or .parquet file. Parquet needs `pip install 'perdure[tables]'`."""
+    label_column: Text = "label"
+    """Column of the labels, strings or integers; of the numbers with `target: number`."""
+    feature_columns: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Columns of the features, which must be numbers. Default: all columns without another use."""
+    split_column: Text | None = None
+    """Column that is `train` or `test` (rows of `validation` are not used). If None, the rows are
+    split with the seed."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if there is no `split_column`."""
+    domain_column: Text | None = None
+    """Column that names the domain of a row, for domain streams."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    """Character between the values of a line in a CSV file."""
 
-def _reading(config: TableData, rng: Rng, location: ConfigLocation) -> Reading:
-    return Reading(rng, location, config.test_fraction)
+    def load(self, rng: Rng, location: ConfigLocation) -> Source:
+        """Load a table as one source."""
+        rows = self._read(location)
+        with self._reported(location):
+            name = Path(self.path).stem.removesuffix(".csv")
+            return rows_source(name, rows, Reading(rng, location, self.test_fraction))
 
+    def load_domains(self, rng: Rng, location: ConfigLocation) -> list[Source]:
+        """Load one source per value of `domain_column`, in the order of their names."""
+        if self.domain_column is None:
+            expected = "the column that names the domain of each row"
+            raise location.error("domain_column", None, expected)
+        rows = self._read(location)
+        with self._reported(location):
+            return rows_domains(rows, Reading(rng, location, self.test_fraction))
 
-def _read(config: TableData, location: ConfigLocation) -> RawData:
-    path = Path(config.path)
-    if not path.name.lower().endswith(TABLE_SUFFIXES):
-        raise location.error("path", path, f"a file that ends in {', '.join(TABLE_SUFFIXES)}")
-    if not path.is_file():
-        raise location.error("path", path, "a table that exists")
-    with _reported(config, location):
-        return table_rows(
-            TableFile(path, config.delimiter, f"{location.key}.path"), config, location
-        )
+    def _read(self, location: ConfigLocation) -> RawData:
+        path = Path(self.path)
+        if not path.name.lower().endswith(TABLE_SUFFIXES):
+            raise location.error("path", path, f"a file that ends in {', '.join(TABLE_SUFFIXES)}")
+        if not path.is_file():
+            raise location.error("path", path, "a table that exists")
+        with self._reported(location):
+            file = TableFile(path, self.delimiter, f"{location.key}.path")
+            return table_rows(file, self, location)
 
-
-@contextmanager
-def _reported(config: TableData, location: ConfigLocation) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise location.error("path", config.path, f"a valid table ({error})") from None
+    @contextmanager
+    def _reported(self, location: ConfigLocation) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise location.error("path", self.path, f"a valid table ({error})") from None
 
 
 def table_rows(
     columns: Columns,
-    config: TableData | CustomData,
+    config: TableData | ObjectKeys,
     location: ConfigLocation,
     texts: Sequence[str] = (),
 ) -> RawData:
@@ -314,7 +334,7 @@ def table_rows(
     return RawData(train, test, classes, domains, None if texts else tuple(features))
 
 
-def _texts(columns: list[list[str]]) -> list[Text]:
+def _texts(columns: list[list[str]]) -> list[TextRow]:
     if len(columns) == 1:
         return list(columns[0])
     return [(first, second) for first, second in zip(*columns, strict=True)]
@@ -334,7 +354,7 @@ def _split(part: RawRows, splits: Array | None, config: Any) -> tuple[RawRows, R
 
 
 def _word_columns(
-    config: TableData | CustomData, names: list[str], location: ConfigLocation
+    config: TableData | ObjectKeys, names: list[str], location: ConfigLocation
 ) -> dict[str, str]:
     """Return the columns that are no features, by their key; UserError if one is not there."""
     keys = ("label_column", "split_column", "domain_column")
@@ -350,7 +370,7 @@ def _word_columns(
 
 
 def _feature_columns(
-    config: TableData | CustomData,
+    config: TableData | ObjectKeys,
     names: list[str],
     words: dict[str, str],
     location: ConfigLocation,
@@ -400,7 +420,7 @@ class FrameColumns:
         return checked_columns(table, strings, numbers, words)
 
 
-def frame_rows(frame: Any, config: CustomData, location: ConfigLocation) -> RawData:
+def frame_rows(frame: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:
     """Return the rows of a frame: texts if it has the text columns, else numbers."""
     columns = FrameColumns(frame)
     names, texts = columns.names(), text_columns(config.text_column)

@@ -6,14 +6,16 @@ import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from perdure.config import TextData
+from perdure.config import DataConfig
+from perdure.config.section import OpenFraction, PositiveInt, Text, TextColumn
 from perdure.core.documents import json_value
 from perdure.core.rng import Rng
-from perdure.data.examples import Array, Source, Text
+from perdure.data.examples import Array, Source
+from perdure.data.examples import Text as TextRow
 from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source
 from perdure.data.source import ConfigLocation
 
@@ -21,30 +23,47 @@ Row = dict[str, Any]
 _TEST_SPLITS = ("test", "val", "validation")
 
 
-def load_text(config: TextData, rng: Rng, location: ConfigLocation) -> Source:
-    """Load a source from a file of JSON lines."""
-    path, lines = _lines(config, location)
-    try:
-        rows = _rows(lines, config, location, with_domains=False)
-        return rows_source(_stem(path), rows, _reading(config, rng, location))
-    except ValueError as error:
-        raise location.error("path", path, f"JSON lines with valid labels ({error})") from None
+class TextData(DataConfig):
+    """Texts in JSON lines, one object per text.
 
+    Example: `data: {source: text, path: reviews.jsonl.gz, text_column: review}`
+    """
 
-def load_text_domains(config: TextData, rng: Rng, location: ConfigLocation) -> list[Source]:
-    """Load one source per value of the field `domain`, in the order of their names."""
-    path, lines = _lines(config, location)
-    if not all("domain" in row for row in lines):
-        raise location.error("path", path, "JSON lines that all have the field 'domain'")
-    try:
-        rows = _rows(lines, config, location, with_domains=True)
-        return rows_domains(rows, _reading(config, rng, location))
-    except ValueError as error:
-        raise location.error("path", path, f"JSON lines with valid labels ({error})") from None
+    has_texts: ClassVar[bool] = True
 
+    path: Text
+    """The .jsonl or .jsonl.gz file."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if no line has the field `split`."""
+    label_column: str = "label"
+    """Field of the labels."""
+    text_column: TextColumn = "text"
+    """Field of the texts, or the two fields of pairs of texts, such as [premise, hypothesis]."""
+    features: PositiveInt = 1024
+    """Size of the hashed bag of words of a text, for models other than `text`."""
 
-def _reading(config: TextData, rng: Rng, location: ConfigLocation) -> Reading:
-    return Reading(rng, location, config.test_fraction, config.features)
+    def load(self, rng: Rng, location: ConfigLocation) -> Source:
+        """Load a source from a file of JSON lines."""
+        path, lines = _lines(self, location)
+        try:
+            rows = _rows(lines, self, location, with_domains=False)
+            return rows_source(_stem(path), rows, self._reading(rng, location))
+        except ValueError as error:
+            raise location.error("path", path, f"JSON lines with valid labels ({error})") from None
+
+    def load_domains(self, rng: Rng, location: ConfigLocation) -> list[Source]:
+        """Load one source per value of the field `domain`, in the order of their names."""
+        path, lines = _lines(self, location)
+        if not all("domain" in row for row in lines):
+            raise location.error("path", path, "JSON lines that all have the field 'domain'")
+        try:
+            rows = _rows(lines, self, location, with_domains=True)
+            return rows_domains(rows, self._reading(rng, location))
+        except ValueError as error:
+            raise location.error("path", path, f"JSON lines with valid labels ({error})") from None
+
+    def _reading(self, rng: Rng, location: ConfigLocation) -> Reading:
+        return Reading(rng, location, self.test_fraction, self.features)
 
 
 def _lines(config: TextData, location: ConfigLocation) -> tuple[Path, list[Row]]:
@@ -137,7 +156,7 @@ def text_columns(column: str | Sequence[str]) -> tuple[str, ...]:
     return (column,) if isinstance(column, str) else tuple(column)
 
 
-def text_of(row: Mapping[str, Any], column: str | Sequence[str]) -> Text:
+def text_of(row: Mapping[str, Any], column: str | Sequence[str]) -> TextRow:
     """Return the text of a row, or its pair of texts if there are two columns.
 
     Raises:

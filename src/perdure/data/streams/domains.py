@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
 from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
-from perdure.config.section import Item
+from perdure.config.section import ChosenByKind, Item
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
@@ -33,7 +33,12 @@ from perdure.data.text import tokenize_if_text
 class SourcesStream(StreamConfig):
     """Keys of streams that may list several sources."""
 
-    domains: Annotated[list[DomainConfig], Field(min_length=1)] | None = None
+    domains: (
+        Annotated[
+            list[Annotated[SerializeAsAny[DomainConfig], ChosenByKind()]], Field(min_length=1)
+        ]
+        | None
+    ) = None
     """One source per task (split: sources whose classes are joined and divided over the tasks),
     with the keys of `data` and a `name`. Default: the domains inside `data` (PACS, domain folders),
     and for split `data` itself."""

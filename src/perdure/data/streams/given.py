@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from perdure.config import Config, CustomData, DataConfig, StreamConfig
+from perdure.config import Config, DataConfig, StreamConfig
 from perdure.config.section import Item, PositiveInt, Text
 from perdure.core.errors import RunError, UserError, bad_value
 from perdure.core.rng import Rng
@@ -16,10 +16,12 @@ from perdure.data.clients import check_clients, config_location, unify_clients
 from perdure.data.examples import Source
 from perdure.data.images import unify_shapes
 from perdure.data.labels import relabel, sort_names
-from perdure.data.load import TaskFunction, custom_rows, limit_and_resize
+from perdure.data.load import limit_and_resize
 from perdure.data.normalization import normalize_source
 from perdure.data.python_objects import fingerprint, reading_of, reported
 from perdure.data.rows import RawData, RawRows, rows_source
+from perdure.data.source import ObjectKeys
+from perdure.data.sources.custom import TaskFunction
 from perdure.data.streams.domains import domain_order, normalization_of_first
 from perdure.data.streams.stream import AskedTasks, Stream, Task, divide_task
 from perdure.data.text import tokenize_if_text
@@ -93,10 +95,10 @@ class GivenStream(StreamConfig):
 
 
 def _rows(config: Config) -> dict[str, RawData] | TaskFunction:
-    if not isinstance(config.data, CustomData):
+    rows = config.data.rows(config_location(config))
+    if rows is None:
         expected = f"permuted, split, domains or pool with data.source {config.data.source!r}"
         raise bad_value("stream.kind", "given", expected)
-    rows = custom_rows(config.data, config_location(config))
     return {"task 1": rows} if isinstance(rows, RawData) else rows
 
 
@@ -107,11 +109,10 @@ def _sources(rows: dict[str, RawData], config: Config, rng: Rng) -> list[Source]
 
 
 def _source(name: str, rows: RawData, config: Config, rng: Rng, number: int) -> Source:
-    assert isinstance(config.data, CustomData)
     location = config_location(config, f"data of {name}", number)
     with reported(rows, location):
         named = _with_named_labels(rows)
-        source = rows_source(name, named, reading_of(config.data, rng, location))
+        source = rows_source(name, named, reading_of(cast(ObjectKeys, config.data), rng, location))
     return limit_and_resize(source, config.data, rng, number)
 
 
