@@ -43,9 +43,7 @@ from perdure.runs.compare.processes import FailedRun, NoProgress, ProgressView
 from perdure.runs.compare.variants import read_methods, read_seeds, read_sweep
 from perdure.runs.progress import RunProgress
 
-# ------------------------------------------------------------------------------------------------
-# Progress of several runs: bars on a terminal, one line per run elsewhere, or nothing.
-# ------------------------------------------------------------------------------------------------
+# ---- Progress of several runs: bars on a terminal, one line per run elsewhere, or nothing
 
 
 @contextmanager
@@ -140,9 +138,7 @@ def outcome(progress: RunProgress, failure: FailedRun | None) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# The main metrics of a comparison as tables for a terminal; files hold all of them.
-# ------------------------------------------------------------------------------------------------
+# ---- The main metrics of a comparison as tables for a terminal; files hold all of them
 
 
 def comparison_tables(
@@ -173,9 +169,7 @@ def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:
     return filled
 
 
-# ------------------------------------------------------------------------------------------------
-# perdure compare: run methods, settings and seeds side by side.
-# ------------------------------------------------------------------------------------------------
+# ---- perdure compare: run methods, settings and seeds side by side
 
 Jobs = Annotated[
     int | None,

@@ -22,9 +22,7 @@ from rich.text import Text
 from perdure.core.errors import PerdureError, RunError
 from perdure.core.text import json_printable, printable
 
-# ------------------------------------------------------------------------------------------------
-# Output of the commands: results to stdout, messages and errors to stderr.
-# ------------------------------------------------------------------------------------------------
+# ---- Output of the commands: results to stdout, messages and errors to stderr
 
 _WIDE = 400
 """Columns if stdout is no terminal: a table in a file or a pipe is never cut."""
@@ -82,9 +80,7 @@ def _handler() -> logging.Handler:
     return handler
 
 
-# ------------------------------------------------------------------------------------------------
-# Results as tables and sentences; every number is named by its definition.
-# ------------------------------------------------------------------------------------------------
+# ---- Results as tables and sentences; every number is named by its definition
 
 Row = Sequence[float | None]
 
@@ -130,9 +126,7 @@ def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
     return filled
 
 
-# ------------------------------------------------------------------------------------------------
-# Stopped and failed runs, and the command that resumes them.
-# ------------------------------------------------------------------------------------------------
+# ---- Stopped and failed runs, and the command that resumes them
 
 
 class Stopped(PerdureError):

@@ -35,12 +35,10 @@ from perdure.runs.compare.plan import PlannedRun, plan
 from perdure.runs.compare.variants import MethodChoice
 from perdure.runs.records import read_runs
 
-# ------------------------------------------------------------------------------------------------
-# What perdure demo compares: three streams of digits, methods on them, and references.
+# ---- What perdure demo compares: three streams of digits, methods on them, and references
 #
 # A label names a method; with `-paper` it is the letter of its paper where the default differs,
 # with `-calibrated` the head is refitted from class Gaussians at each task's end.
-# ------------------------------------------------------------------------------------------------
 
 Values = dict[str, Any]
 
@@ -183,9 +181,7 @@ PARTS = (PERMUTED, SPLIT, PROMPTS)
 """The parts of the demo. Figures of different parts are not comparable."""
 
 
-# ------------------------------------------------------------------------------------------------
-# perdure demo: compare methods on a bundled data set in a few minutes.
-# ------------------------------------------------------------------------------------------------
+# ---- perdure demo: compare methods on a bundled data set in a few minutes
 
 MODE = "task_agnostic"
 DEFAULT_OUT = Path("runs/demo")

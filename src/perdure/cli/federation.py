@@ -33,9 +33,7 @@ from perdure.federation.admin.trial import follow
 from perdure.federation.node.run import LOG_NAME, ReleaseLog, clean_state, summarize
 from perdure.federation.settings import node_count
 
-# ------------------------------------------------------------------------------------------------
-# The table of what has left a node, for perdure federation node --show.
-# ------------------------------------------------------------------------------------------------
+# ---- The table of what has left a node, for perdure federation node --show
 
 
 def show_released(log: ReleaseLog, as_json: bool) -> None:
@@ -55,9 +53,7 @@ def show_released(log: ReleaseLog, as_json: bool) -> None:
         stdout_console().print(text_table(heads, rows_of_text))
 
 
-# ------------------------------------------------------------------------------------------------
-# perdure federation: set up, serve and use a federation of real machines, over Flower.
-# ------------------------------------------------------------------------------------------------
+# ---- perdure federation: set up, serve and use a federation of real machines, over Flower
 
 federation = typer.Typer(no_args_is_help=True)
 _HERE = Path()

@@ -16,11 +16,9 @@ from perdure.core.errors import PerdureError
 from perdure.core.text import shell_spelling
 from perdure.core.version import __version__
 
-# ------------------------------------------------------------------------------------------------
-# The commands. Each is a function, or a group, of its own name in a file of this folder.
+# ---- The commands. Each is a function, or a group, of its own name in a file of this folder
 #
 # The file is loaded when its command is used: most load torch, which takes seconds.
-# ------------------------------------------------------------------------------------------------
 
 
 class _Listed(NamedTuple):
@@ -126,9 +124,7 @@ for _name, _listed in COMMANDS.items():
     app.command(_name, help=_listed.help, rich_help_panel=_listed.panel)(lambda: None)
 
 
-# ------------------------------------------------------------------------------------------------
-# Run a command, and report an error or Ctrl-C in one sentence.
-# ------------------------------------------------------------------------------------------------
+# ---- Run a command, and report an error or Ctrl-C in one sentence
 
 _USER_ERRORS = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of a path that the user gave, unlike a full disk."""

@@ -41,9 +41,7 @@ from perdure.training.events import EventCallback
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.state import RunState
 
-# ------------------------------------------------------------------------------------------------
-# Progress of one run: bars on a terminal, one line per task elsewhere, or nothing.
-# ------------------------------------------------------------------------------------------------
+# ---- Progress of one run: bars on a terminal, one line per task elsewhere, or nothing
 
 
 @contextmanager
@@ -174,11 +172,6 @@ class ProgressBars:
         return f"{self.name} {text}".strip()
 
 
-# ------------------------------------------------------------------------------------------------
-# The result of a run in one line.
-# ------------------------------------------------------------------------------------------------
-
-
 def result_line(config: Config, result: Result) -> str:
     """Return the result of a run in one line."""
     modes = (mode for mode in result.metrics if result.metrics[mode])
@@ -209,11 +202,6 @@ def _scores(result: Result, mode: str) -> str:
 def _mean(row: Sequence[float | None]) -> float | None:
     values = [value for value in row if value is not None]
     return sum(values) / len(row) if len(values) == len(row) else None
-
-
-# ------------------------------------------------------------------------------------------------
-# perdure run: train the experiment of a config.
-# ------------------------------------------------------------------------------------------------
 
 
 def run(

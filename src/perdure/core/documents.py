@@ -10,10 +10,6 @@ import yaml
 
 from perdure.core.errors import UserError
 
-# ------------------------------------------------------------------------------------------------
-# Read JSON that others wrote.
-# ------------------------------------------------------------------------------------------------
-
 
 def json_value(text: str | bytes) -> Any:
     """Return the value of a JSON text; ValueError if it is none, or nested too deep to be read."""
@@ -34,9 +30,7 @@ def is_count(value: Any, largest: int = 2**63) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
 
 
-# ------------------------------------------------------------------------------------------------
-# Read YAML that others wrote: no code, no text that grows when it is read, no key given twice.
-# ------------------------------------------------------------------------------------------------
+# ---- Read YAML that others wrote: no code, no text that grows when it is read, no key given twice
 
 _MAX_CHARACTERS = 1_000_000
 _MAX_DEPTH = 50

@@ -174,9 +174,7 @@ def read_tensors(key: str, value: Any) -> dict[str, Tensor]:
     return tensors
 
 
-# ------------------------------------------------------------------------------------------------
-# Messages: dataclasses whose fields say what may arrive in them.
-# ------------------------------------------------------------------------------------------------
+# ---- Messages: dataclasses whose fields say what may arrive in them
 
 Message = TypeVar("Message")
 

@@ -16,9 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from perdure.core.errors import UserError, bad_value
 
-# ------------------------------------------------------------------------------------------------
-# Libraries that come with an extra of perdure, such as `pip install 'perdure[privacy]'`.
-# ------------------------------------------------------------------------------------------------
+# ---- Libraries that come with an extra of perdure, such as `pip install 'perdure[privacy]'`
 
 
 def require(module: str, key: str, extra: str, reason: str = "") -> Any:
@@ -45,9 +43,7 @@ def is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-# ------------------------------------------------------------------------------------------------
-# Classes, functions and objects that were given in Python, by the names that configs hold.
-# ------------------------------------------------------------------------------------------------
+# ---- Classes, functions and objects that were given in Python, by the names that configs hold
 
 GIVEN: dict[str, Any] = {}
 _OBJECT = "given:"
@@ -131,9 +127,7 @@ def find_given(kind: str) -> Any:
     return GIVEN.get(kind)
 
 
-# ------------------------------------------------------------------------------------------------
-# Classes by name: built in, of an installed package, by dotted path, or given in Python.
-# ------------------------------------------------------------------------------------------------
+# ---- Classes by name: built in, of an installed package, by dotted path, or given in Python
 
 T = TypeVar("T")
 
@@ -213,7 +207,16 @@ class Registry(Generic[T]):
         return cls
 
     def _import(self, kind: Any, folder: Path | None, key: str) -> Any:
-        path = self._path(kind)
+        path = kind if isinstance(kind, str) else ""
+        plugins = self._installed().get(path, ())
+        if len(plugins) + (path in self.builtin) > 1:
+            packages = ", ".join(sorted(_package(plugin) for plugin in plugins))
+            owner = "perdure" if path in self.builtin else "more than one of them"
+            raise UserError(
+                f"{self.group}: must be names that nobody else uses, got {kind!r} from {packages}, "
+                f"which {owner} has too"
+            )
+        path = plugins[0].value.replace(":", ".") if plugins else self.builtin.get(path, path)
         given = find_given(path)
         if self.others is not None and not self.is_builtin(kind):
             if "." in path or is_object(path):
@@ -229,19 +232,6 @@ class Registry(Generic[T]):
         except Exception as error:  # whatever a custom file does when it is imported
             reason = f"{type(error).__name__}: {error}"
             raise bad_value(key, kind, f"a class that can be imported ({reason})") from error
-
-    def _path(self, kind: Any) -> str:
-        if not isinstance(kind, str):
-            return ""
-        plugins = self._installed().get(kind, ())
-        if len(plugins) + (kind in self.builtin) > 1:
-            packages = ", ".join(sorted(_package(plugin) for plugin in plugins))
-            owner = "perdure" if kind in self.builtin else "more than one of them"
-            raise UserError(
-                f"{self.group}: must be names that nobody else uses, got {kind!r} from {packages}, "
-                f"which {owner} has too"
-            )
-        return plugins[0].value.replace(":", ".") if plugins else self.builtin.get(kind, kind)
 
     def _installed(self) -> Mapping[str, tuple[EntryPoint, ...]]:
         return installed(self.group) if self.group else {}

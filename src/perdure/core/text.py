@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# ------------------------------------------------------------------------------------------------
-# Arguments in messages as the caller writes them: `out='a'` in Python, `--out a` in a shell.
-# ------------------------------------------------------------------------------------------------
+# ---- Arguments in messages as the caller writes them: `out='a'` in Python, `--out a` in a shell
 
 _IN_SHELL: ContextVar[bool] = ContextVar("in_shell", default=False)
 
@@ -45,9 +43,7 @@ def argument(name: str, value: object = None, option: str | None = None) -> str:
     return f"{name}={value if isinstance(value, bool | int | float) else repr(str(value))}"
 
 
-# ------------------------------------------------------------------------------------------------
-# Texts of others on a terminal and in a table: shown, never obeyed.
-# ------------------------------------------------------------------------------------------------
+# ---- Texts of others on a terminal and in a table: shown, never obeyed
 
 _ALLOWED = "\n\t"
 _FORMULA = ("=", "+", "-", "@", "\t", "\n")
@@ -95,9 +91,7 @@ def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape", "backslashreplace").decode()
 
 
-# ------------------------------------------------------------------------------------------------
-# Docstrings of attributes: the string below a field, which describes it.
-# ------------------------------------------------------------------------------------------------
+# ---- Docstrings of attributes: the string below a field, which describes it
 
 
 def attribute_docstrings(cls: type) -> dict[str, str]:

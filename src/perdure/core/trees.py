@@ -18,12 +18,10 @@ from perdure.core.received import (
     read_text,
 )
 
-# ------------------------------------------------------------------------------------------------
-# Trees: nested dicts and lists whose leaves are tensors or plain JSON values.
+# ---- Trees: nested dicts and lists whose leaves are tensors or plain JSON values
 #
 # Everything that is sent or stored (server state, client states, messages) is such a tree, so that
 # one pair of functions can save any of it without pickle.
-# ------------------------------------------------------------------------------------------------
 
 Tensors = dict[str, Tensor]
 """Tensors by name, such as the parameters of a model."""
@@ -114,9 +112,7 @@ def per_client(values: Tensor, stack: Tensor) -> Tensor:
     return values.view(-1, *[1] * (stack.dim() - 1)).to(stack)
 
 
-# ------------------------------------------------------------------------------------------------
-# Trees as safetensors bytes: tensors are stored unchanged, all other values as JSON metadata.
-# ------------------------------------------------------------------------------------------------
+# ---- Trees as safetensors bytes: tensors are stored unchanged, all other values as JSON metadata
 
 SUFFIX = ".safetensors"
 _SKELETON = "tree"

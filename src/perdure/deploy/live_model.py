@@ -23,9 +23,7 @@ from perdure.deploy.model_files import load_model
 from perdure.deploy.prediction_input import decode_image
 from perdure.deploy.trained_model import TrainedModel
 
-# ------------------------------------------------------------------------------------------------
-# What a request may hold: one exact schema per model, and the sentence about any other body.
-# ------------------------------------------------------------------------------------------------
+# ---- What a request may hold: one exact schema per model, and the sentence about any other body
 
 _LARGEST = float(torch.finfo(torch.float32).max)
 _MOST_LETTERS = 100_000
@@ -115,9 +113,7 @@ def body_rows(model: TrainedModel, inputs: list[Any]) -> Tensor | list[str]:
     return torch.tensor(inputs, dtype=model.dtype)
 
 
-# ------------------------------------------------------------------------------------------------
-# The newest trained model of a run directory, which may be extended while it is served.
-# ------------------------------------------------------------------------------------------------
+# ---- The newest trained model of a run directory, which may be extended while it is served
 
 log = logging.getLogger(__name__)
 
@@ -190,9 +186,7 @@ def _stamp(path: Path) -> Stamp | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-# ------------------------------------------------------------------------------------------------
-# Predictions of a live model, as documents of the HTTP interface.
-# ------------------------------------------------------------------------------------------------
+# ---- Predictions of a live model, as documents of the HTTP interface
 
 _QUICK = 0.01
 """Seconds: shorter predictions are made where they are asked for; longer ones in a thread, so that

@@ -31,9 +31,7 @@ from perdure.models.network import Network, Outputs, make_network
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
 
-# ------------------------------------------------------------------------------------------------
-# The card of a trained model, read from a file that anybody may have changed.
-# ------------------------------------------------------------------------------------------------
+# ---- The card of a trained model, read from a file that anybody may have changed
 
 _MAX_CLASSES = 1_000_000
 _MAX_VALUES = 100_000_000
@@ -118,9 +116,7 @@ def read_card(values: dict[str, Any]) -> ModelCard:
         raise ValueError(f"{where}: {first['msg']}" if where else str(first["msg"])) from None
 
 
-# ------------------------------------------------------------------------------------------------
-# The files of a trained model: export it to a folder, and load it for prediction.
-# ------------------------------------------------------------------------------------------------
+# ---- The files of a trained model: export it to a folder, and load it for prediction
 
 _INPUT = {
     torch.uint8: "uint8 rows of this shape (channels first); normalized as in training",

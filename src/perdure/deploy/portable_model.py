@@ -25,9 +25,7 @@ from perdure.deploy.custom_code import code_folder, data_sections, foreign_kinds
 from perdure.deploy.trained_model import TrainedModel
 from perdure.training.experiment import build_experiment
 
-# ------------------------------------------------------------------------------------------------
-# Rows on which an exported model is compared: test rows of the run, or random ones.
-# ------------------------------------------------------------------------------------------------
+# ---- Rows on which an exported model is compared: test rows of the run, or random ones
 
 _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog")
 
@@ -87,11 +85,9 @@ def random_rows(model: TrainedModel, count: int) -> Tensor:
     return ((normal - model.shift) / model.scale).reshape(count, *model.shape)
 
 
-# ------------------------------------------------------------------------------------------------
-# A trained model as one file for other runtimes: PyTorch weights, torch.export and ONNX.
+# ---- A trained model as one file for other runtimes: PyTorch weights, torch.export and ONNX
 #
 # A file is written only if it predicts as the model does, on rows that are compared first.
-# ------------------------------------------------------------------------------------------------
 
 Format = Literal["state_dict", "torch-export", "onnx"]
 SUFFIXES: dict[Format, str] = {"state_dict": ".pt", "torch-export": ".pt2", "onnx": ".onnx"}

@@ -14,9 +14,7 @@ from perdure.contract.method import NO_TASK, Method, best_tasks, task_margins
 from perdure.core.errors import UserError
 from perdure.models.network import Network, Outputs
 
-# ------------------------------------------------------------------------------------------------
-# Arrays that a trained model is given, as rows of its inputs before normalization.
-# ------------------------------------------------------------------------------------------------
+# ---- Arrays that a trained model is given, as rows of its inputs before normalization
 
 
 def model_rows(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -63,11 +61,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# ------------------------------------------------------------------------------------------------
-# One score per class for rows of inputs: what a trained model predicts by.
+# ---- One score per class for rows of inputs: what a trained model predicts by
 #
 # The prediction is routed if the method can route, else task-agnostic.
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,9 +131,7 @@ def score_rows(
     return RowScores(outputs.class_scores(logits, routes), routes, tasks)
 
 
-# ------------------------------------------------------------------------------------------------
-# Predictions with what a model knows about them: class, probability, task and margin.
-# ------------------------------------------------------------------------------------------------
+# ---- Predictions with what a model knows about them: class, probability, task and margin
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ from perdure.deploy.live_model import (
     request_model,
 )
 
-# ------------------------------------------------------------------------------------------------
-# A limit on the size of requests, which holds before anything is decoded.
-# ------------------------------------------------------------------------------------------------
+# ---- A limit on the size of requests, which holds before anything is decoded
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -82,9 +80,7 @@ class SizeLimit:
         await send({"type": "http.response.body", "body": body})
 
 
-# ------------------------------------------------------------------------------------------------
-# The HTTP interface of a trained model.
-# ------------------------------------------------------------------------------------------------
+# ---- The HTTP interface of a trained model
 
 PAGE = Path(__file__).with_name("page.html")
 _ABOUT = "Predictions of a trained model, without a task label."
@@ -219,9 +215,7 @@ async def _bad_query(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": f"{where}: {first['msg'].lower()}"}, 422)
 
 
-# ------------------------------------------------------------------------------------------------
-# The server process: an application on a socket.
-# ------------------------------------------------------------------------------------------------
+# ---- The server process: an application on a socket
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

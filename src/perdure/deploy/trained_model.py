@@ -34,9 +34,7 @@ from perdure.deploy.predictions import (
 from perdure.models.layers import Card
 from perdure.models.network import Network
 
-# ------------------------------------------------------------------------------------------------
-# A trained model as a plain nn.Module: raw inputs in, one score per class out.
-# ------------------------------------------------------------------------------------------------
+# ---- A trained model as a plain nn.Module: raw inputs in, one score per class out
 
 Slots = dict[str, tuple[nn.Module, str]]
 """By name the container of a tensor, and its name there."""
@@ -136,10 +134,6 @@ def _register(root: nn.Module, name: str, value: Tensor) -> tuple[nn.Module, str
 def _values(slots: Slots) -> Tensors:
     return {name: getattr(module, key) for name, (module, key) in slots.items()}
 
-
-# ------------------------------------------------------------------------------------------------
-# A trained model that predicts the class of new examples, or a number.
-# ------------------------------------------------------------------------------------------------
 
 Labels = np.ndarray[Any, Any]
 InputRows = np.ndarray[Any, Any] | Tensor | Sequence[str]

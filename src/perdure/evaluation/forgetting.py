@@ -78,14 +78,14 @@ def learned_rows(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
         ValueError: The accuracy of a task that was learned is missing.
 
     """
-    return [_learned(row, i) for i, row in enumerate(matrix)]
-
-
-def _learned(row: Sequence[float | None], i: int) -> list[float]:
-    values = [value for value in row[: i + 1] if value is not None]
-    if len(values) != i + 1:
-        raise ValueError(f"row {i} of an accuracy matrix needs {i + 1} numbers, got {list(row)}")
-    return values
+    rows = []
+    for i, row in enumerate(matrix):
+        values = [value for value in row[: i + 1] if value is not None]
+        if len(values) != i + 1:
+            got = f"got {list(row)}"
+            raise ValueError(f"row {i} of an accuracy matrix needs {i + 1} numbers, {got}")
+        rows.append(values)
+    return rows
 
 
 def _forgetting(rows: list[list[float]]) -> dict[str, float | None]:

@@ -22,9 +22,7 @@ from perdure.report.figure_data import (
 )
 from perdure.report.records import RunRecord, Runs
 
-# ------------------------------------------------------------------------------------------------
-# Figures of accuracy and forgetting, made from the accuracy matrix of each inference mode.
-# ------------------------------------------------------------------------------------------------
+# ---- Figures of accuracy and forgetting, made from the accuracy matrix of each inference mode
 
 MODE_NAMES = {
     "task_agnostic": "task-agnostic",
@@ -239,9 +237,7 @@ def _from_one(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(float(number), value) for number, value in enumerate(values, 1)]
 
 
-# ------------------------------------------------------------------------------------------------
-# Figures by round: the training loss, and the accuracy that `runs.evaluate_all` records.
-# ------------------------------------------------------------------------------------------------
+# ---- Figures by round: the training loss, and the accuracy that `runs.evaluate_all` records
 
 _ROUNDS = Axis("rounds so far, over all tasks", integer=True)
 _MOST_TASKS = 10

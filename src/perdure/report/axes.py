@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from perdure.report.figure_data import Axis, Series
 
-# ------------------------------------------------------------------------------------------------
-# Colors that color-blind readers can distinguish, on light and on dark background.
+# ---- Colors that color-blind readers can distinguish, on light and on dark background
 #
 # Lines use Okabe and Ito's hues, darkened for white and lightened for black background until the
 # contrast suffices; markers and dashes distinguish them without color. Heat maps map 0 to the
 # background and 1 to a strong blue, so that large values stand out in both themes.
-# ------------------------------------------------------------------------------------------------
 
 Rgb = tuple[int, int, int]
 
@@ -70,10 +68,6 @@ def _luminance(color: str) -> float:
     return luminance
 
 
-# ------------------------------------------------------------------------------------------------
-# Choose the ends and the ticks of an axis.
-# ------------------------------------------------------------------------------------------------
-
 _MAX_INTEGER_TICKS = 10
 
 
@@ -126,7 +120,9 @@ def make_scale(axis: Axis, values: list[float]) -> Scale:
     if axis.integer:
         return _integer_scale(low, high)
     low, high = _widened(low, high, axis)
-    step = _round_step((high - low) / 5 or max(abs(high), 1.0) / 5)
+    rough = (high - low) / 5 or max(abs(high), 1.0) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     if axis.limits is not None:
         low, high = max(low, axis.limits[0]), min(high, axis.limits[1])
@@ -159,9 +155,3 @@ def _integer_scale(low: float, high: float) -> Scale:
         tick += step
     margin = 0.5 if high - low < 30 else (high - low) / 60
     return Scale(low - margin, high + margin, tuple(ticks))
-
-
-def _round_step(rough: float) -> float:
-    """Round a step up to 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

@@ -17,9 +17,7 @@ from perdure.report.figure_data import LEVEL, Difference, Summary, paired_differ
 from perdure.report.records import RunRecord
 from perdure.training.settings import HEAD, OUTPUTS, WEIGHTING, OpenSetting
 
-# ------------------------------------------------------------------------------------------------
-# The measures of a run: metrics by inference mode, forgetting after each task, and costs.
-# ------------------------------------------------------------------------------------------------
+# ---- The measures of a run: metrics by inference mode, forgetting after each task, and costs
 
 Better = Literal["higher", "lower"] | None
 _HIGHER = ("ACC", "learned", "BWT", "Avg")
@@ -54,7 +52,12 @@ class Measure:
         """Return the value of one run, or None if its result has no such value."""
         value: Any = record.result
         for key in self.key.split("."):
-            value = _inner(value, key)
+            if isinstance(value, dict):
+                value = value.get(key)
+            elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                value = None
         return float(value) if isinstance(value, int | float) else None
 
 
@@ -97,24 +100,20 @@ def score_measures(records: Iterable[RunRecord]) -> tuple[ScoreMeasure, ...]:
 
 def _score_measures(name: str, mode: str, about: str) -> tuple[ScoreMeasure, ScoreMeasure]:
     """Return the mean and the forgetting of a metric."""
+    better: Better = None  # of a metric that is not built in it is not known
+    if METRICS_BY_NAME.is_builtin(name):
+        better = "lower" if METRICS_BY_NAME.find(name).lower_is_better else "higher"
     mean = f"{about}; mean over all tasks after the last"
     forgetting = f"forgetting of {name} from its value right after learning, positive if worse"
     return (
         ScoreMeasure(
-            f"scores.{name}.{mode}", name, mean, "share", mode, better=_better(name), metric=name
+            f"scores.{name}.{mode}", name, mean, "share", mode, better=better, metric=name
         ),
         ScoreMeasure(
             f"score_metrics.{name}.{mode}.FGT", f"{name} FGT", forgetting, "share", mode,
             metric=name, derived="FGT",
         ),
     )  # fmt: skip
-
-
-def _better(name: str) -> Better:
-    """Return which values of a built-in metric are better; None for others."""
-    if not METRICS_BY_NAME.is_builtin(name):
-        return None
-    return "lower" if METRICS_BY_NAME.find(name).lower_is_better else "higher"
 
 
 METRICS = tuple(
@@ -149,11 +148,6 @@ COSTS = (
 )  # fmt: skip
 
 
-def all_measures(tasks: int) -> tuple[Measure, ...]:
-    """Return the measures of runs with so many tasks."""
-    return (*METRICS, *_forgetting_by_task(tasks), *COSTS)
-
-
 def _forgetting_by_task(tasks: int) -> tuple[Measure, ...]:
     return tuple(
         Measure(
@@ -165,17 +159,7 @@ def _forgetting_by_task(tasks: int) -> tuple[Measure, ...]:
     )  # fmt: skip
 
 
-def _inner(value: Any, key: str) -> Any:
-    """Return the value of a key of a dict or of a position of a list, or None."""
-    if isinstance(value, dict):
-        return value.get(key)
-    is_position = isinstance(value, list) and key.isdigit() and int(key) < len(value)
-    return value[int(key)] if is_position else None
-
-
-# ------------------------------------------------------------------------------------------------
-# Sentences on the head, the outputs in the loss and the weights of the methods of a table.
-# ------------------------------------------------------------------------------------------------
+# ---- Sentences on the head, the outputs in the loss and the weights of the methods of a table
 
 _WORDS = {HEAD: "head", OUTPUTS: "outputs in the loss", WEIGHTING: "client weights"}
 Values = dict[OpenSetting, str]
@@ -184,28 +168,24 @@ Values = dict[OpenSetting, str]
 
 def settings_notes(groups: Mapping[str, Sequence[RunRecord]]) -> tuple[str, ...]:
     """Return one sentence on what all methods share, and one per method that differs."""
-    values = {label: own for label, runs in groups.items() if (own := _values(runs[0]))}
+    values: dict[str, Values] = {}
+    for label, runs in groups.items():
+        known = {setting: setting.value(runs[0].config) for setting in _WORDS}
+        own = {setting: value for setting, value in known.items() if value is not None}
+        if len(own) == len(_WORDS):
+            values[label] = own
     if not values:
         return ()
-    common = {setting: _most_frequent(setting, values) for setting in _WORDS}
+    common = {
+        setting: Counter(own[setting] for own in values.values()).most_common(1)[0][0]
+        for setting in _WORDS
+    }
     others = [label for label, own in values.items() if own != common]
     everyone = "Methods that are not named below" if others else "All methods"
-    first = f"{everyone if len(values) > 1 else 'Settings'}: {_in_words(common)}."
+    words = ", ".join(f"{_WORDS[setting]} {value}" for setting, value in common.items())
+    first = f"{everyone if len(values) > 1 else 'Settings'}: {words}."
     differences = [_difference(groups[name][0], name, values[name], common) for name in others]
     return (first, *differences)
-
-
-def _values(record: RunRecord) -> Values | None:
-    values = {setting: setting.value(record.config) for setting in _WORDS}
-    return None if None in values.values() else values
-
-
-def _most_frequent(setting: OpenSetting, values: Mapping[str, Values]) -> str:
-    return Counter(own[setting] for own in values.values()).most_common(1)[0][0]
-
-
-def _in_words(values: Values) -> str:
-    return ", ".join(f"{_WORDS[setting]} {value}" for setting, value in values.items())
 
 
 def _difference(record: RunRecord, label: str, own: Values, common: Values) -> str:
@@ -227,9 +207,7 @@ def _reason(record: RunRecord, setting: OpenSetting, own: Values) -> str:
     return "as its head requires" if follows else "set by its config"
 
 
-# ------------------------------------------------------------------------------------------------
-# Compare groups of runs: mean and spread of every measure, and differences from a reference.
-# ------------------------------------------------------------------------------------------------
+# ---- Compare groups of runs: mean and spread of every measure, and differences from a reference
 
 Groups = Mapping[str, Sequence[RunRecord]]
 """Runs that differ only in their seed, by the name of the group (`Runs.groups`)."""
@@ -249,6 +227,14 @@ class Cell:
     """Paired difference from the reference; None for the reference."""
     by_seed: dict[int, float]
     """Value of each seed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cell as JSON values."""
+        return {
+            **asdict(self.summary),
+            "difference": asdict(self.difference) if self.difference else None,
+            "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -324,7 +310,7 @@ class Comparison:
             "interval": f"paired over seeds, Student t, two-sided, {LEVEL:.0%}",
             "measures": [asdict(measure) for measure in self.measures],
             "cells": {
-                label: {key: _plain_cell(cell) for key, cell in row.items()}
+                label: {key: cell.to_dict() for key, cell in row.items()}
                 for label, row in self.cells.items()
             },
         }
@@ -347,7 +333,7 @@ def compare_groups(
     labels = [first, *methods, *references]
     records = [record for group in groups.values() for record in group]
     tasks = max((record.tasks for record in records), default=0)
-    possible = (*all_measures(tasks), *score_measures(records))
+    possible = (*METRICS, *_forgetting_by_task(tasks), *COSTS, *score_measures(records))
     measured = {m.key: {label: _by_seed(m, groups[label]) for label in labels} for m in possible}
     present = tuple(measure for measure in possible if any(measured[measure.key].values()))
     cells: dict[str, dict[str, Cell]] = {label: {} for label in labels}
@@ -364,11 +350,3 @@ def compare_groups(
 def _by_seed(measure: Measure, records: Sequence[RunRecord]) -> dict[int, float]:
     values = {record.seed: measure.value_of(record) for record in records}
     return {seed: value for seed, value in values.items() if value is not None}
-
-
-def _plain_cell(cell: Cell) -> dict[str, Any]:
-    return {
-        **asdict(cell.summary),
-        "difference": asdict(cell.difference) if cell.difference else None,
-        "by_seed": {str(seed): value for seed, value in cell.by_seed.items()},
-    }

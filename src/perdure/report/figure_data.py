@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from perdure.evaluation.forgetting import DEFINITIONS
 from perdure.report.records import Runs
 
-# ------------------------------------------------------------------------------------------------
-# Means over seeds, and paired differences between methods that were run with the same seeds.
-# ------------------------------------------------------------------------------------------------
+# ---- Means over seeds, and paired differences between methods that were run with the same seeds
 
 LEVEL = 0.95
 """Confidence level of every interval."""
@@ -84,9 +82,7 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     return Difference(len(gaps), mean, mean - half, mean + half)
 
 
-# ------------------------------------------------------------------------------------------------
-# The content of figures, independent of how they are drawn (SVG in the page, or matplotlib).
-# ------------------------------------------------------------------------------------------------
+# ---- The content of figures, independent of how they are drawn (SVG in the page, or matplotlib)
 
 _MANY_POINTS = 30
 Cell = Summary | None
@@ -209,9 +205,7 @@ class HeatMapFigure:
 Figure = LineFigure | HeatMapFigure
 
 
-# ------------------------------------------------------------------------------------------------
-# What the matrices of runs hold: accuracy, or R2 of predicted numbers.
-# ------------------------------------------------------------------------------------------------
+# ---- What the matrices of runs hold: accuracy, or R2 of predicted numbers
 
 
 @dataclass(frozen=True)

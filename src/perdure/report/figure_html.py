@@ -24,9 +24,7 @@ from perdure.report.figure_data import (
     Series,
 )
 
-# ------------------------------------------------------------------------------------------------
-# Build HTML safely: text is escaped unless it has the type `Html`.
-# ------------------------------------------------------------------------------------------------
+# ---- Build HTML safely: text is escaped unless it has the type `Html`
 
 _EMPTY = frozenset({"meta", "link", "br", "path", "line", "rect", "circle", "use", "col"})
 
@@ -71,9 +69,7 @@ def join(parts: Content) -> Html:
     return Html("".join(texts))
 
 
-# ------------------------------------------------------------------------------------------------
-# Line charts as SVG; the style sheet of the page colors them, so they follow its theme.
-# ------------------------------------------------------------------------------------------------
+# ---- Line charts as SVG; the style sheet of the page colors them, so they follow its theme
 
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 20, 10, 44
@@ -92,28 +88,23 @@ def line_chart(figure: LineFigure) -> Html:
     """Return a line chart; its title and description serve readers who cannot see it."""
     across, up = x_scale(figure.x, figure.series), y_scale(figure.y, figure.series)
     title, about = f"{figure.key}-title", f"{figure.key}-about"
+    ends = [
+        f"{line.name}: {line.points[0].y.mean:.3f} to {line.points[-1].y.mean:.3f}"
+        for line in figure.series
+        if line.points
+    ]
+    words = f"{figure.y.label} over {figure.x.label}. First to last value: {'; '.join(ends)}."
     return el(
         "svg",
         el("title", figure.title, id=title),
-        el("desc", chart_description(figure), id=about),
-        _grid(up),
-        _labels(figure, across, up),
+        el("desc", words, id=about),
+        *_axes(figure, across, up),
         *(_band(line, across, up) for line in figure.series),
         *(_line(line, across, up) for line in figure.series),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         aria_labelledby=f"{title} {about}",
     )
-
-
-def chart_description(figure: LineFigure) -> str:
-    """Return the first and the last value of each line in words."""
-    lines = [
-        f"{line.name}: {line.points[0].y.mean:.3f} to {line.points[-1].y.mean:.3f}"
-        for line in figure.series
-        if line.points
-    ]
-    return f"{figure.y.label} over {figure.x.label}. First to last value: {'; '.join(lines)}."
 
 
 def legend_mark(line: Series) -> Html:
@@ -139,15 +130,12 @@ def _down(scale: Scale, values: Sequence[float], offset: float = 0.0) -> list[st
     return [f"{place:.1f}".removesuffix(".0") for place in places]
 
 
-def _grid(up: Scale) -> Html:
-    lines = ""
+def _axes(figure: LineFigure, across: Scale, up: Scale) -> list[Html]:
+    """Return the lines of the grid, and the labels of the ticks and of the axes."""
+    grid = ""
     for tick, y in zip(up.ticks, _down(up, up.ticks), strict=True):
         kind = ' class="zero"' if abs(tick) < 1e-12 and up.low < 0 else ""
-        lines += f'<path d="M{_LEFT} {y}H{WIDTH - _RIGHT}"{kind}/>'
-    return el("g", Html(lines), class_="grid", aria_hidden="true")
-
-
-def _labels(figure: LineFigure, across: Scale, up: Scale) -> Html:
+        grid += f'<path d="M{_LEFT} {y}H{WIDTH - _RIGHT}"{kind}/>'
     ticks = [
         f'<text x="{_LEFT - 7}" y="{y}" text-anchor="end">{html.escape(text, quote=False)}</text>'
         for text, y in zip(up.tick_labels, _down(up, up.ticks, 4), strict=True)
@@ -162,7 +150,11 @@ def _labels(figure: LineFigure, across: Scale, up: Scale) -> Html:
         "text", figure.y.label, transform=f"translate(13 {upright}) rotate(-90)",
         text_anchor="middle", class_="name",
     )  # fmt: skip
-    return el("g", Html("".join(ticks)), x_name, y_name, class_="axis", aria_hidden="true")
+    labels = [Html("".join(ticks)), x_name, y_name]
+    return [
+        el("g", Html(grid), class_="grid", aria_hidden="true"),
+        el("g", *labels, class_="axis", aria_hidden="true"),
+    ]
 
 
 def _band(line: Series, across: Scale, up: Scale) -> Html | None:
@@ -215,22 +207,31 @@ def _marks(style: int, x: Sequence[str], y: Sequence[str]) -> list[Html]:
     return [Html(f'<circle cx="{across}" cy="{down}" {end}') for across, down in places]
 
 
-# ------------------------------------------------------------------------------------------------
-# Figures and tables as HTML, each figure with its caption and a table of its numbers.
-# ------------------------------------------------------------------------------------------------
+# ---- Figures and tables as HTML, each figure with its caption and a table of its numbers
 
 
 def figure_html(figure: Figure) -> Html:
     """Return a figure with its title, caption and numbers."""
-    body = _heats(figure) if isinstance(figure, HeatMapFigure) else _lines(figure)
-    wide = "wide" if isinstance(figure, HeatMapFigure) and len(figure.panels) > 1 else None
-    heading = f"{figure.key}-heading"
+    wide, numbers, heading = None, None, f"{figure.key}-heading"
+    if isinstance(figure, HeatMapFigure):
+        wide = "wide" if len(figure.panels) > 1 else None
+        low, high = (f"{limit:.3g}" for limit in figure.limits)
+        steps = "".join(f'<span class="h{step}"></span>' for step in range(LEVELS + 1))
+        bar = el("span", Html(steps), class_="steps")  # the legend of the colors
+        body = [
+            el("div", *(_heat(figure, panel) for panel in figure.panels), class_="panels"),
+            el("p", f"{low} ", bar, f" {high} {figure.value}", class_="scale"),
+        ]
+    else:
+        entries = [el("li", legend_mark(line), line.name) for line in figure.series]
+        body = [el("ul", *entries, class_="legend"), line_chart(figure)]
+        numbers = _data(figure)
     return el(
         "figure",
         el("h3", figure.title, id=heading),
         *body,
         el("figcaption", figure.caption),
-        *([_data(figure)] if isinstance(figure, LineFigure) else []),
+        numbers,
         id=f"figure-{figure.key}",
         class_=wide,
         aria_labelledby=heading,
@@ -267,16 +268,6 @@ def format_cell(cell: Cell, digits: int = 3) -> str:
     return f"{cell.mean:.{digits}f} \u00b1 {cell.std:.{digits}f}"
 
 
-def _lines(figure: LineFigure) -> list[Html]:
-    entries = (el("li", legend_mark(line), line.name) for line in figure.series)
-    return [el("ul", *entries, class_="legend"), line_chart(figure)]
-
-
-def _heats(figure: HeatMapFigure) -> list[Html]:
-    panels = (_heat(figure, panel) for panel in figure.panels)
-    return [el("div", *panels, class_="panels"), _scale(figure)]
-
-
 def _heat(figure: HeatMapFigure, panel: HeatMap) -> Html:
     """Return a heat map as a table, which needs no text alternative."""
     spread = any(cell is not None and cell.std is not None for row in panel.cells for cell in row)
@@ -286,62 +277,41 @@ def _heat(figure: HeatMapFigure, panel: HeatMap) -> Html:
            el("th", figure.x, scope="colgroup", colspan=len(panel.columns))),
         el("tr", *(el("th", name, scope="col") for name in panel.columns)),
     )  # fmt: skip
-    rows = [
-        f"<tr>{el('th', name, scope='row')}{_heat_cells(cells, figure)}</tr>"
-        for name, cells in zip(panel.rows, panel.cells, strict=True)
-    ]
-    body = el("tbody", Html("".join(rows)))
+    low, high = figure.limits
+    rows = ""
+    for name, cells in zip(panel.rows, panel.cells, strict=True):
+        rows += f"<tr>{el('th', name, scope='row')}"
+        for cell in cells:
+            if cell is None:
+                rows += '<td class="none"></td>'
+                continue
+            numbers = [f"{value:.2f}" for value in (cell.mean, cell.std) if value is not None]
+            mean, *deviation = [  # without the leading zero
+                text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+                for text in numbers
+            ]
+            below = f"<small>\u00b1{deviation[0]}</small>" if deviation else ""
+            level = heat_level((cell.mean - low) / (high - low))
+            rows += f'<td class="h{level}">{mean}{below}</td>'
+        rows += "</tr>"
+    body = el("tbody", Html(rows))
     cells_table = el("table", head, body, class_="heat spread" if spread else "heat")
     return el("div", el("h4", panel.name), scrollable(cells_table, f"{figure.title}: {panel.name}"))
-
-
-def _heat_cells(cells: Sequence[Cell], figure: HeatMapFigure) -> str:
-    """Return a row of cells: two decimals without the leading zero, and the deviation below."""
-    low, high = figure.limits
-    shown = ""
-    for cell in cells:
-        if cell is None:
-            shown += '<td class="none"></td>'
-            continue
-        texts = [f"{value:.2f}" for value in (cell.mean, cell.std) if value is not None]
-        mean, *spread = [
-            text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text for text in texts
-        ]
-        below = f"<small>\u00b1{spread[0]}</small>" if spread else ""
-        level = heat_level((cell.mean - low) / (high - low))
-        shown += f'<td class="h{level}">{mean}{below}</td>'
-    return shown
-
-
-def _scale(figure: HeatMapFigure) -> Html:
-    """Return the legend of the colors."""
-    low, high = (f"{limit:.3g}" for limit in figure.limits)
-    steps = "".join(f'<span class="h{step}"></span>' for step in range(LEVELS + 1))
-    bar = el("span", Html(steps), class_="steps")
-    return el("p", f"{low} ", bar, f" {high} {figure.value}", class_="scale")
 
 
 def _data(figure: LineFigure) -> Html:
     """Return the numbers of a chart: one row per x value if the lines share it."""
     positions = [[point.x for point in line.points] for line in figure.series]
-    common = all(row == positions[0] for row in positions)
-    numbers = _common(figure) if common else _by_point(figure)
-    return el("details", el("summary", "Numbers"), numbers)
-
-
-def _common(figure: LineFigure) -> Html:
-    head = [figure.x.label, *(line.name for line in figure.series)]
-    rows = (
-        [figure.x.position_name(points[0].x), *(format_cell(point.y) for point in points)]
-        for points in zip(*(line.points for line in figure.series), strict=True)
-    )
-    return table(head, rows)
-
-
-def _by_point(figure: LineFigure) -> Html:
-    rows = (
-        [line.name, figure.x.position_name(point.x, 5), format_cell(point.y)]
-        for line in figure.series
-        for point in line.points
-    )
-    return table(["", figure.x.label, figure.y.label], rows)
+    rows: list[list[str]] = []
+    if all(row == positions[0] for row in positions):
+        head = [figure.x.label, *(line.name for line in figure.series)]
+        for points in zip(*(line.points for line in figure.series), strict=True):
+            position = figure.x.position_name(points[0].x)
+            rows.append([position, *(format_cell(point.y) for point in points)])
+    else:
+        head = ["", figure.x.label, figure.y.label]
+        for line in figure.series:
+            for point in line.points:
+                position = figure.x.position_name(point.x, 5)
+                rows.append([line.name, position, format_cell(point.y)])
+    return el("details", el("summary", "Numbers"), table(head, rows))

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# ------------------------------------------------------------------------------------------------
-# Drawings that a notebook shows. Imports matplotlib, which takes a second.
-# ------------------------------------------------------------------------------------------------
+# ---- Drawings that a notebook shows. Imports matplotlib, which takes a second
 
 
 class Drawing(Figure):
@@ -66,9 +64,7 @@ class Drawings(dict[str, Drawing]):
         )
 
 
-# ------------------------------------------------------------------------------------------------
-# Draw the figures of the report with matplotlib, and save them as image files.
-# ------------------------------------------------------------------------------------------------
+# ---- Draw the figures of the report with matplotlib, and save them as image files
 
 FORMATS = ("png", "svg", "pdf")
 _SIGNS = {

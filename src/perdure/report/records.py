@@ -19,9 +19,7 @@ from perdure.core.errors import UserError
 from perdure.core.event_log import EVENTS, read_events
 from perdure.methods.registry import drop_defaults, hyperparameters, is_builtin, is_reference
 
-# ------------------------------------------------------------------------------------------------
-# Settings of a method selected on validation rows, never on test rows.
-# ------------------------------------------------------------------------------------------------
+# ---- Settings of a method selected on validation rows, never on test rows
 
 METRIC = ("validation", "metrics", "task_agnostic", "ACC")
 """Keys of the score in result.json."""
@@ -120,9 +118,7 @@ def _score(record: RunRecord) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-# ------------------------------------------------------------------------------------------------
-# Check the content of a result.json, which anybody may have changed.
-# ------------------------------------------------------------------------------------------------
+# ---- Check the content of a result.json, which anybody may have changed
 
 
 def check_result(path: str | Path, result: dict[str, Any]) -> None:
@@ -169,9 +165,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-# ------------------------------------------------------------------------------------------------
-# Read finished runs from their directories, and group those that differ only in the seed.
-# ------------------------------------------------------------------------------------------------
+# ---- Read finished runs from their directories, and group those that differ only in the seed
 
 _log = logging.getLogger(__name__)
 _ENGINE = "engine."
@@ -274,8 +268,18 @@ class Runs:
         The runs of a group differ only in their seed. Their engines may differ as well, unless a
         seed was run on several engines to compare these.
         """
-        work = _grouped(self.records, lambda record: _engine_settings(record, engine=False))
-        members = [_one_per_seed(group) for alike in work for group in _by_engine(alike)]
+        members: list[tuple[RunRecord, ...]] = []
+        for alike in _grouped(self.records, engine=False):
+            engines = _grouped(alike, engine=True)
+            seeds = [seed for part in engines for seed in {record.seed for record in part}]
+            for group in engines if len(set(seeds)) < len(seeds) else [alike]:
+                by_seed: dict[int, RunRecord] = {}
+                for record in group:
+                    if record.seed in by_seed:  # a copy is not independent
+                        first = by_seed[record.seed].path
+                        _log.warning("%s repeats %s and is skipped", record.path, first)
+                    by_seed.setdefault(record.seed, record)
+                members.append(tuple(by_seed[seed] for seed in sorted(by_seed)))
         return dict(zip(group_names([group[0] for group in members]), members, strict=True))
 
 
@@ -285,7 +289,12 @@ def group_names(records: Sequence[RunRecord]) -> list[str]:
     A name is the label in a comparison or the kind of the method; if several groups have the same,
     the settings in which they differ are appended.
     """
-    names = [_default_name(record) for record in records]
+    names = [
+        record.path.resolve().parent.name
+        if record.path.name == f"seed-{record.seed}"  # of a comparison
+        else record.kind
+        for record in records
+    ]
     counts = Counter(names)
     return [
         name
@@ -293,11 +302,6 @@ def group_names(records: Sequence[RunRecord]) -> list[str]:
         else f"{name} {_distinguishing_settings(record, _alike(records, names, name))}"
         for name, record in zip(names, records, strict=True)
     ]
-
-
-def _default_name(record: RunRecord) -> str:
-    of_comparison = record.path.name == f"seed-{record.seed}"
-    return record.path.resolve().parent.name if of_comparison else record.kind
 
 
 def _alike(records: Sequence[RunRecord], names: list[str], name: str) -> list[RunRecord]:
@@ -326,41 +330,16 @@ def differing_settings(records: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _grouped(
-    records: Iterable[RunRecord], key: Callable[[RunRecord], dict[str, Any]]
-) -> list[list[RunRecord]]:
-    """Return the records in groups of equal keys."""
+def _grouped(records: Iterable[RunRecord], engine: bool) -> list[list[RunRecord]]:
+    """Return runs in groups of equal settings of the engine or, if not `engine`, of all others."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        groups.setdefault(repr(sorted(key(record).items())), []).append(record)
+        same = [(k, v) for k, v in record.settings.items() if k.startswith(_ENGINE) == engine]
+        groups.setdefault(repr(sorted(same)), []).append(record)
     return list(groups.values())
 
 
-def _engine_settings(record: RunRecord, engine: bool) -> dict[str, Any]:
-    """Return the settings of the engine of a run or, if `engine` is False, all others."""
-    return {key: v for key, v in record.settings.items() if key.startswith(_ENGINE) == engine}
-
-
-def _by_engine(group: list[RunRecord]) -> list[list[RunRecord]]:
-    """Return runs with equal other settings as one group, or by engine if a seed has several."""
-    engines = _grouped(group, lambda record: _engine_settings(record, engine=True))
-    seeds = [seed for part in engines for seed in {record.seed for record in part}]
-    return [group] if len(set(seeds)) == len(seeds) else engines
-
-
-def _one_per_seed(group: list[RunRecord]) -> tuple[RunRecord, ...]:
-    """Return one run per seed, since copies of a run are not independent."""
-    by_seed: dict[int, RunRecord] = {}
-    for record in group:
-        if record.seed in by_seed:
-            _log.warning("%s repeats %s and is skipped", record.path, by_seed[record.seed].path)
-        by_seed.setdefault(record.seed, record)
-    return tuple(by_seed[seed] for seed in sorted(by_seed))
-
-
-# ------------------------------------------------------------------------------------------------
-# Records of runs that were changed since the run wrote them.
-# ------------------------------------------------------------------------------------------------
+# ---- Records of runs that were changed since the run wrote them
 
 
 @contextmanager

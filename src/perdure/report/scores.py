@@ -30,9 +30,7 @@ from perdure.report.figure_html import Html, el, figure_html
 from perdure.report.records import RunRecord, Runs, differing_settings
 from perdure.report.tables import byte_unit
 
-# ------------------------------------------------------------------------------------------------
-# Figures of the metrics of `evaluate.metrics`: one matrix each.
-# ------------------------------------------------------------------------------------------------
+# ---- Figures of the metrics of `evaluate.metrics`: one matrix each
 
 
 def score_figures(runs: Runs, mode: str) -> list[Figure]:
@@ -78,9 +76,7 @@ def color_limits(name: str, panels: Sequence[HeatMap]) -> tuple[float, float]:
     return (min(0.0, *cells), max(1.0, *cells))
 
 
-# ------------------------------------------------------------------------------------------------
-# Figures of the scores of single clients, after the last task.
-# ------------------------------------------------------------------------------------------------
+# ---- Figures of the scores of single clients, after the last task
 
 ClientScores = list[dict[str, Any]]
 """`client_scores` of a result.json: by task, client, metric and mode."""
@@ -149,9 +145,7 @@ def _scores(record: RunRecord) -> ClientScores:
     return record.result.get("client_scores") or []
 
 
-# ------------------------------------------------------------------------------------------------
-# Figures of accuracy against its cost in bytes and seconds.
-# ------------------------------------------------------------------------------------------------
+# ---- Figures of accuracy against its cost in bytes and seconds
 
 Cost = Callable[[RunRecord], list[float]]
 """Returns the cumulative cost of a run at the end of each task."""
@@ -204,9 +198,7 @@ def cumulative_bytes(record: RunRecord) -> list[float]:
     return list(accumulate(float(task["up"] + task["down"]) for task in by_task))
 
 
-# ------------------------------------------------------------------------------------------------
-# Figures of sweeps: a metric over the values of a key, one line per method.
-# ------------------------------------------------------------------------------------------------
+# ---- Figures of sweeps: a metric over the values of a key, one line per method
 
 _METRICS = ("ACC", "FGT")
 _METHOD = ("method.kind", "stream.cumulative")

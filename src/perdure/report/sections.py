@@ -15,9 +15,7 @@ from perdure.report.figure_html import Html, el, scrollable, table
 from perdure.report.records import RunRecord, Runs, differing_settings
 from perdure.report.tables import format_bytes
 
-# ------------------------------------------------------------------------------------------------
-# The section of the page with the configs: where they differ, and how to repeat each run.
-# ------------------------------------------------------------------------------------------------
+# ---- The section of the page with the configs: where they differ, and how to repeat each run
 
 
 def config_section(runs: Runs) -> list[Html]:
@@ -99,9 +97,7 @@ def rerun_command(record: RunRecord) -> str:
     return shlex.join(words)
 
 
-# ------------------------------------------------------------------------------------------------
-# The section on tasks: their names and classes.
-# ------------------------------------------------------------------------------------------------
+# ---- The section on tasks: their names and classes
 
 _NONE = "\u2013"
 _MOST = 20
@@ -127,9 +123,7 @@ def task_table(runs: Runs) -> list[Html]:
     return [*([el("p", note, class_="note")] if note else []), scrollable(made, "tasks")]
 
 
-# ------------------------------------------------------------------------------------------------
-# The section on clients that the data names: how many training rows each holds in each task.
-# ------------------------------------------------------------------------------------------------
+# ---- The section on clients that the data names: how many training rows each holds in each task
 
 _ABOUT = "Training rows that each client holds, as the data says; darker cells are more rows."
 
@@ -150,9 +144,7 @@ def client_rows(runs: Runs) -> list[Html]:
     return [el("p", _ABOUT, class_="note"), scrollable(shaded, "rows of each client")]
 
 
-# ------------------------------------------------------------------------------------------------
-# The table of the bytes per client: by field and task, and what clients keep on disk.
-# ------------------------------------------------------------------------------------------------
+# ---- The table of the bytes per client: by field and task, and what clients keep on disk
 
 _ABOUT_BYTES = (
     "Bytes per client, by field and task: means over the clients that took part in the task, and "
@@ -200,9 +192,7 @@ def _rows(name: str, group: Sequence[RunRecord]) -> list[list[str]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------
-# The table of rounds in which each client of a federation took part.
-# ------------------------------------------------------------------------------------------------
+# ---- The table of rounds in which each client of a federation took part
 
 _ABOUT_PARTICIPATION = (
     "Training rounds in which each client of a federation was sampled, its update counted, and it "
@@ -231,9 +221,7 @@ def participation(runs: Runs) -> list[Html]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------
-# The section of the page on what the server can see: sums, or the values of single clients.
-# ------------------------------------------------------------------------------------------------
+# ---- The section of the page on what the server can see: sums, or the values of single clients
 
 _NEEDS = {
     "Sum": "the weighted sum over clients",

@@ -29,9 +29,7 @@ from perdure.report.tables import (
 if TYPE_CHECKING:
     from perdure.report.comparison import Comparison, Measure
 
-# ------------------------------------------------------------------------------------------------
-# A comparison in a notebook: one line, tables as HTML, and a data frame.
-# ------------------------------------------------------------------------------------------------
+# ---- A comparison in a notebook: one line, tables as HTML, and a data frame
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -53,10 +51,6 @@ def comparison_frame(comparison: Comparison) -> Any:
     pandas = require("pandas", "to_frame", "notebook")
     return pandas.DataFrame(csv_rows(comparison), columns=CSV_TITLES)
 
-
-# ------------------------------------------------------------------------------------------------
-# CSV with all digits, and Markdown.
-# ------------------------------------------------------------------------------------------------
 
 CSV_TITLES = [
     "method", "mode", "measure", "unit", "n", "mean", "std", "difference", "low", "high", "pairs",
@@ -127,12 +121,10 @@ def _meanings(comparison: Comparison, style: TableStyle | None) -> dict[str, str
     return {measure.name: measure.meaning for measure in shown}
 
 
-# ------------------------------------------------------------------------------------------------
-# LaTeX with booktabs that fits into one column of two.
+# ---- LaTeX with booktabs that fits into one column of two
 #
 # The best method of a column is bold and the second is underlined; references are not ranked. A
 # table that is wider than a column continues below.
-# ------------------------------------------------------------------------------------------------
 
 COLUMN_POINTS = 234.0
 """Width of the narrowest column of usual two-column papers, in TeX points."""
@@ -258,10 +250,6 @@ def escape(text: str) -> str:
     """Return text in which no sign is a command of LaTeX or of a terminal."""
     return "".join(_SIGNS.get(letter, letter) for letter in printable(text))
 
-
-# ------------------------------------------------------------------------------------------------
-# The files with the tables of a comparison.
-# ------------------------------------------------------------------------------------------------
 
 _OWN = [f"table-{mode}{end}.tex" for mode in (*MODES, "cost") for end in ("", "-forgetting")]
 OWN_NAMES = ("table.tex", *_OWN)

@@ -20,9 +20,7 @@ from perdure.report.comparison import (
 )
 from perdure.report.figure_data import LEVEL, Summary
 
-# ------------------------------------------------------------------------------------------------
-# Which measures a table shows, in which order and in which unit.
-# ------------------------------------------------------------------------------------------------
+# ---- Which measures a table shows, in which order and in which unit
 
 MAIN_METRICS = ("ACC", "FGT", "learned", "Avg")
 """Metrics that short tables show, beside those of `evaluate.metrics`."""
@@ -70,9 +68,7 @@ def check_metrics(metrics: Sequence[str], measured: Iterable[str]) -> None:
         raise bad_value(argument("metrics"), unknown, f"one of {', '.join(known)}")
 
 
-# ------------------------------------------------------------------------------------------------
-# Numbers as text.
-# ------------------------------------------------------------------------------------------------
+# ---- Numbers as text
 
 NOTE = (
     "Mean ± sample standard deviation (divided by n-1) over n seeds. Differences are from "
@@ -120,9 +116,7 @@ def format_summary(measure: Measure, summary: Summary, percent: bool = False) ->
     return f"{mean} ± {format_value(measure, summary.std, percent)}"
 
 
-# ------------------------------------------------------------------------------------------------
-# A table: its columns, and a row of cells for each method.
-# ------------------------------------------------------------------------------------------------
+# ---- A table: its columns, and a row of cells for each method
 
 
 Mark = Literal["", "best", "second", "sure", "missing"]

@@ -12,12 +12,10 @@ from pathlib import Path
 from perdure.core.files import hash_name, read_hashed, remove_temporaries, sync, write_atomic
 from perdure.core.trees import SUFFIX, Tree, decode, encode
 
-# ------------------------------------------------------------------------------------------------
-# Checkpoints: the whole state of a run, one file per checkpoint.
+# ---- Checkpoints: the whole state of a run, one file per checkpoint
 #
 # A file's name contains the checkpoint's number and the hash of its content, so that one rename
 # publishes both and a truncated or altered file is recognized. Nothing is pickled.
-# ------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"(\d{8,})-[0-9a-f]{32}" + re.escape(SUFFIX))
@@ -87,12 +85,10 @@ def number_of(path: Path) -> int:
     return int(path.name.partition("-")[0])
 
 
-# ------------------------------------------------------------------------------------------------
-# The checkpoints of a run directory: those of the last rounds, and one per finished task.
+# ---- The checkpoints of a run directory: those of the last rounds, and one per finished task
 #
 # checkpoints/ holds the newest checkpoints, checkpoints/tasks/ the one after each of the last
 # tasks that were finished. A file of the latter is a second name of the former's, if both exist.
-# ------------------------------------------------------------------------------------------------
 
 
 class CheckpointFiles:

@@ -22,9 +22,7 @@ from perdure.core.files import remove_temporaries, write_atomic
 from perdure.core.text import argument
 from perdure.methods.registry import fill_defaults, is_builtin
 
-# ------------------------------------------------------------------------------------------------
-# Delete the run in a directory, so that another can take its place. Other files stay.
-# ------------------------------------------------------------------------------------------------
+# ---- Delete the run in a directory, so that another can take its place. Other files stay
 
 _CONTENT = (
     "result.json", "report.html", "model", "checkpoints", "clients", "events.jsonl", "sums.jsonl",
@@ -71,9 +69,7 @@ def delete_run(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------
-# A file lock that lets one process at a time write in a folder.
-# ------------------------------------------------------------------------------------------------
+# ---- A file lock that lets one process at a time write in a folder
 
 
 class LockHeld(Exception):
@@ -150,9 +146,7 @@ def lock_module(name: str) -> Any:
         return None
 
 
-# ------------------------------------------------------------------------------------------------
-# Find run directories.
-# ------------------------------------------------------------------------------------------------
+# ---- Find run directories
 
 
 def is_run(folder: Path) -> bool:
@@ -175,9 +169,7 @@ def _natural(name: str) -> tuple[str | int, ...]:
     return (head, int(tail)) if tail.isdigit() else (name, -1)
 
 
-# ------------------------------------------------------------------------------------------------
-# The run directory: all files of a run, and the lock of the process that writes them.
-# ------------------------------------------------------------------------------------------------
+# ---- The run directory: all files of a run, and the lock of the process that writes them
 
 _log = logging.getLogger(__name__)
 _RUN_CONTENT = ("config.yaml", "events.jsonl", "result.json", "checkpoints", "clients", "model")
@@ -220,7 +212,10 @@ class RunDirectory:
             run._check(config, resume, overwrite)  # again: another process may have written here
             if overwrite and run._has_config():
                 delete_run(run.path)
-            run._begin(config)
+            if not run._has_config():
+                write_atomic(run._config, dump_saved(config).encode())
+            for folder in (run.path, run.model):
+                remove_temporaries(folder)
         except OSError as error:
             run.close()
             where = argument("out", path)
@@ -336,22 +331,17 @@ class RunDirectory:
     def _has_config(self) -> bool:
         return self._config.is_file()
 
-    def _begin(self, config: Config) -> None:
-        if not self._has_config():
-            write_atomic(self._config, dump_saved(config).encode())
-        for folder in (self.path, self.model):
-            remove_temporaries(folder)
-
     def _check(self, config: Config, resume: bool, overwrite: bool = False) -> None:
+        """Refuse to resume another run, to overwrite what is none, or a path with files.
+
+        (A lock alone is left by a run killed at once.)
+        """
         if resume and self._has_config():
             self.check_same_config(config)
-        elif overwrite and self._has_config():
+            return
+        if overwrite and self._has_config():
             check_overwritable(self.path)
-        else:
-            self._check_free(resume)
-
-    def _check_free(self, resume: bool) -> None:
-        """Refuse a path that contains files. (A lock alone is left by a run killed at once.)"""
+            return
         where, other = argument("out", self.path), f"another {argument('out')}"
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{where}: must be a directory, got a file")

@@ -28,10 +28,6 @@ from perdure.runs.writer import RunWriter, checkpoint_files, write_run_report
 from perdure.training.events import EventCallback
 from perdure.training.experiment import build_experiment
 
-# ------------------------------------------------------------------------------------------------
-# Add tasks to a run, or go back to an earlier one of its tasks.
-# ------------------------------------------------------------------------------------------------
-
 Data = Any
 """New data: a path (see `perdure.config.load`), a section like `data`, or data as
 `perdure.run` takes it; or a list of sections or of data, one per task."""
@@ -224,9 +220,7 @@ def _fixed(config: Config) -> Config:
     return config.model_copy(update={"stream": config.stream.fixed(stream), "data": data})
 
 
-# ------------------------------------------------------------------------------------------------
-# A model that learns task after task: a run directory, and the calls that are made on it.
-# ------------------------------------------------------------------------------------------------
+# ---- A model that learns task after task: a run directory, and the calls that are made on it
 
 
 class Learner:

@@ -26,10 +26,6 @@ from perdure.data.source import ObjectKeys
 from perdure.data.sources.custom import CustomData, takes_task
 from perdure.recipes import find_config
 
-# ------------------------------------------------------------------------------------------------
-# Data that is given in Python: a config names it by a hash of its content.
-# ------------------------------------------------------------------------------------------------
-
 _PENDING = "given:data"
 AnyConfig = Config | dict[str, Any] | str | Path
 
@@ -121,9 +117,7 @@ def _named(config: Config, kind: str) -> Config:
     return config.model_copy(update={"data": section.model_copy(update={"source": kind})})
 
 
-# ------------------------------------------------------------------------------------------------
-# Data that is given in Python to a comparison, whose runs are separate processes.
-# ------------------------------------------------------------------------------------------------
+# ---- Data that is given in Python to a comparison, whose runs are separate processes
 
 
 @contextmanager

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from perdure.report.matplotlib_charts import Drawings
 
 
-# ------------------------------------------------------------------------------------------------
-# Peak memory of the current process.
-# ------------------------------------------------------------------------------------------------
+# ---- Peak memory of the current process
 
 
 def peak_memory_mb() -> float | None:
@@ -53,9 +51,7 @@ def peak_memory_mb() -> float | None:
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
-# ------------------------------------------------------------------------------------------------
-# A result in a notebook: one line, a table as HTML, and a data frame.
-# ------------------------------------------------------------------------------------------------
+# ---- A result in a notebook: one line, a table as HTML, and a data frame
 
 _SHOWN = ("ACC", "FGT", "learned", "Avg")
 Values = dict[str, Any]
@@ -108,9 +104,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-# ------------------------------------------------------------------------------------------------
-# The result of a run, which is the content of result.json.
-# ------------------------------------------------------------------------------------------------
+# ---- The result of a run, which is the content of result.json
 
 
 @dataclass(frozen=True, repr=False)

@@ -30,9 +30,7 @@ from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.settings import take_open_settings, with_method_defaults
 from perdure.training.state import RunState
 
-# ------------------------------------------------------------------------------------------------
-# The state before the first round, which may come from another run (`model.init`).
-# ------------------------------------------------------------------------------------------------
+# ---- The state before the first round, which may come from another run (`model.init`)
 
 log = logging.getLogger(__name__)
 
@@ -59,20 +57,12 @@ def initial_state(experiment: Experiment) -> RunState:
 def _is_like(config: Config, other: Config) -> bool:
     """Return whether two configs have the same method, and the same model with a shared head."""
     methods = [fill_defaults(each.method) for each in (config, other)]
-    return methods[0] == methods[1] and _model(config) == _model(other) and _shared(config)
+    models = [each.model.model_dump(exclude={"init"}) for each in (config, other)]
+    is_shared = config.model.head == "shared"
+    return is_shared and methods[0] == methods[1] and models[0] == models[1]
 
 
-def _model(config: Config) -> dict[str, Any]:
-    return config.model.model_dump(exclude={"init"})
-
-
-def _shared(config: Config) -> bool:
-    return config.model.head == "shared"
-
-
-# ------------------------------------------------------------------------------------------------
-# Run a config, from its first round or from its last checkpoint, to its end.
-# ------------------------------------------------------------------------------------------------
+# ---- Run a config, from its first round or from its last checkpoint, to its end
 
 
 def run(
@@ -192,15 +182,14 @@ def resume(
         return run(complete, out=path, resume=True, watch=watch, data=data)
 
 
-def _parsed(config: AnyConfig, method_dir: Path | None) -> Config:
-    if isinstance(config, Config):
-        return config
-    return parse(config, method_dir) if isinstance(config, dict) else load(find_config(config))
-
-
 def _as_started(config: AnyConfig, method_dir: Path | None, run: str | Path | None) -> Config:
     """Return the checked config with what it leaves to the method as `run` recorded it."""
-    checked = _parsed(config, method_dir)
+    if isinstance(config, Config):
+        checked = config
+    elif isinstance(config, dict):
+        checked = parse(config, method_dir)
+    else:
+        checked = load(find_config(config))
     if run is None or not is_run(Path(run)):
         return checked
     return take_open_settings(checked, RunDirectory.open(run).config())

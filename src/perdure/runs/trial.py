@@ -19,9 +19,7 @@ from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
-# ------------------------------------------------------------------------------------------------
-# Find the fastest engine and its chunk for a config, by timing a few steps of its run.
-# ------------------------------------------------------------------------------------------------
+# ---- Find the fastest engine and its chunk for a config, by timing a few steps of its run
 
 _STEPS = 4
 """Local steps per client; the calibration of the auto engine needs no more."""
@@ -71,9 +69,7 @@ def _short(config: Config) -> Config:
     return config.model_copy(update={"train": train})
 
 
-# ------------------------------------------------------------------------------------------------
-# A short trial of a config on both engines: does its method run, and do they agree?
-# ------------------------------------------------------------------------------------------------
+# ---- A short trial of a config on both engines: does its method run, and do they agree?
 
 AGREEMENT = 1e-4
 """Largest difference of a parameter that rounding explains after so few steps."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -27,9 +25,7 @@ from perdure.training.experiment import Experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
-# ------------------------------------------------------------------------------------------------
-# The progress bar of a run in a notebook.
-# ------------------------------------------------------------------------------------------------
+# ---- The progress bar of a run in a notebook
 
 
 def notebook_watch(config: Config) -> EventCallback | None:
@@ -60,9 +56,7 @@ class RunBar:
         self.bar.show(state.counters.rounds, total, note)
 
 
-# ------------------------------------------------------------------------------------------------
-# Train an experiment to its end and write its run directory, checkpoint by checkpoint.
-# ------------------------------------------------------------------------------------------------
+# ---- Train an experiment to its end and write its run directory, checkpoint by checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -83,32 +77,29 @@ class RunWriter:
     def finish(self, initial: RunState) -> Result:
         """Train from the last valid checkpoint, or from `initial`, to the end."""
         state = self._restore() or initial
-        with self._tracked():
-            during = getattr(self.watch, "during", None)
+        during = getattr(self.watch, "during", None)
+        with contextlib.ExitStack() as opened:
+            if self.directory is not None:
+                config, events = self.experiment.config, self.directory.events()
+                trackers = open_tracking(config, self.directory.path, events)
+                self.tracking = opened.enter_context(trackers)
             state = run_stream(self.experiment, state, self._after, during)
         values = result_values(self.experiment, state)
         if self.directory is not None:
-            self._export(self.directory, state)
+            export_model(self.directory.model, self.experiment, state)
             content = self.directory.save_result(values)
             if self.experiment.config.runs.report:
                 write_run_report(RunRecord(self.directory.path, self.experiment.config, content))
         return Result(values, self.directory.path if self.directory else None)
-
-    @contextmanager
-    def _tracked(self) -> Iterator[None]:
-        if self.directory is None:
-            yield
-            return
-        config, events = self.experiment.config, self.directory.events()
-        with open_tracking(config, self.directory.path, events) as self.tracking:
-            yield
 
     def _restore(self) -> RunState | None:
         """Return the state of the last valid checkpoint, or None if there is none."""
         if self.directory is None:
             return None
         self.files.drop_after(self.experiment.task_count)
-        found = self._latest()
+        folders = (self.files.folder, self.files.tasks)  # of rounds, or else of tasks
+        valid = (checkpoint.latest(folder, self._check_client_states) for folder in folders)
+        found = next((newest for newest in valid if newest is not None), None)
         if found is None:
             self.directory.truncate_events(0)
             return None
@@ -128,14 +119,6 @@ class RunWriter:
             _warn_of_threads(tree["threads"])
         return state
 
-    def _latest(self) -> tuple[Path, Tree] | None:
-        """Return the newest valid checkpoint, or the newest of a task if there is no other."""
-        for folder in (self.files.folder, self.files.tasks):
-            found = checkpoint.latest(folder, self._check_client_states)
-            if found is not None:
-                return found
-        return None
-
     def _check_client_states(self, tree: Tree) -> None:
         """Raise OSError or ValueError if a client state of a checkpoint is lost or altered."""
         self.experiment.store.check(tree["clients"])
@@ -147,13 +130,10 @@ class RunWriter:
             if event["event"] == "task" or state.round % every == 0:
                 self._save_checkpoint(self.directory, state)
             if event["event"] == "task" and state.task < self.experiment.task_count:
-                self._export(self.directory, state)
+                export_model(self.directory.model, self.experiment, state)
         self.tracking.log(event)
         if self.watch is not None:
             self.watch(state, event)
-
-    def _export(self, directory: RunDirectory, state: RunState) -> None:
-        export_model(directory.model, self.experiment, state)
 
     def _save_checkpoint(self, directory: RunDirectory, state: RunState) -> None:
         """Write the client states, then the checkpoint that refers to them; then clean up."""

@@ -15,8 +15,7 @@ from perdure.runs.compare.plan import PlannedRun, raise_first_error
 from perdure.runs.directory import RunDirectory, is_run
 from perdure.training.settings import HEAD, OUTPUTS, WEIGHTING, OpenSetting, take_open_settings
 
-# ------------------------------------------------------------------------------------------------
-# Choose one head, one weighting and the same outputs in the loss for all runs of a comparison.
+# ---- Choose one head, one weighting and the same outputs in the loss for all runs of a comparison
 #
 # What a config states is kept. Of what it leaves open, a comparison takes
 #
@@ -27,7 +26,6 @@ from perdure.training.settings import HEAD, OUTPUTS, WEIGHTING, OpenSetting, tak
 #
 # References, such as joint training, take what the methods have. Runs that exist keep what they
 # recorded, and so do further seeds of their method.
-# ------------------------------------------------------------------------------------------------
 
 NeedsByLabel = Mapping[str, Needs]
 
@@ -119,13 +117,11 @@ def _filled(
     return replace(run, config=setting.with_value(run.config, value))
 
 
-# ------------------------------------------------------------------------------------------------
-# Choose one engine and one chunk for all runs of a comparison.
+# ---- Choose one engine and one chunk for all runs of a comparison
 #
 # Engines and chunks differ in the order in which they add numbers, and thereby in the last digits,
 # so the runs of a comparison use the same. The choice only fills what a config leaves open; it is
 # made once and recorded in comparison.json.
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -47,11 +47,6 @@ if TYPE_CHECKING:
     from perdure.report.matplotlib_charts import Drawings
 
 
-# ------------------------------------------------------------------------------------------------
-# The progress bar of a comparison in a notebook.
-# ------------------------------------------------------------------------------------------------
-
-
 def default_view() -> ProgressView:
     """Return the view of a comparison whose caller gives none: a bar in a notebook, or nothing."""
     return NotebookView() if in_notebook() else NoProgress()
@@ -90,9 +85,7 @@ class NotebookView:
         self.bar.show(self.done, self.runs, "; ".join([*failed, *rounds]))
 
 
-# ------------------------------------------------------------------------------------------------
-# Run a comparison: plan the runs, execute them, and write the table.
-# ------------------------------------------------------------------------------------------------
+# ---- Run a comparison: plan the runs, execute them, and write the table
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,10 +22,6 @@ from perdure.runs.directory import RunDirectory, is_run
 from perdure.training.experiment import build_experiment
 from perdure.training.settings import with_method_defaults
 
-# ------------------------------------------------------------------------------------------------
-# Plan the runs of a comparison: every method, every value of every sweep, every seed.
-# ------------------------------------------------------------------------------------------------
-
 _METHOD = "method."
 
 
@@ -185,11 +181,9 @@ def _check_labels(labels: list[str]) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------
-# References: what the figures of a comparison are judged by.
+# ---- References: what the figures of a comparison are judged by
 #
 # `joint` is no method but a setting: FedAvg on a cumulative stream. The others are methods.
-# ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 

@@ -40,6 +40,8 @@ class Tracking:
 
         A tracker that fails is not used again; it must not end the run.
         """
+        if not self._trackers:
+            return
         step, values = self._metrics.extract(event)
         for tracker in list(self._trackers):
             try:
@@ -72,7 +74,16 @@ def check_tracking(runs: RunsConfig) -> None:
 @contextmanager
 def open_tracking(config: Config, folder: Path, events: list[Event]) -> Iterator[Tracking]:
     """Open the trackers of a config, and close them with the outcome of the enclosed block."""
-    opened = Tracking(_trackers(config, folder))
+    trackers: list[Tracker] = []
+    if config.runs.tensorboard:
+        from perdure.runs.tracking.tensorboard import TensorBoardTracker
+
+        trackers.append(TensorBoardTracker(folder))
+    if config.runs.mlflow:
+        from perdure.runs.tracking.mlflow import MlflowTracker
+
+        trackers.append(MlflowTracker(config, folder))
+    opened = Tracking(trackers)
     outcome = "failed"
     try:
         for event in filter(is_progress, events):
@@ -84,16 +95,3 @@ def open_tracking(config: Config, folder: Path, events: list[Event]) -> Iterator
         raise
     finally:
         opened.close(outcome)
-
-
-def _trackers(config: Config, folder: Path) -> list[Tracker]:
-    trackers: list[Tracker] = []
-    if config.runs.tensorboard:
-        from perdure.runs.tracking.tensorboard import TensorBoardTracker
-
-        trackers.append(TensorBoardTracker(folder))
-    if config.runs.mlflow:
-        from perdure.runs.tracking.mlflow import MlflowTracker
-
-        trackers.append(MlflowTracker(config, folder))
-    return trackers
