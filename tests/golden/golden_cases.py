@@ -1,6 +1,7 @@
 """Small runs of every method on the serial engine, and how their results are recorded.
 
-Every option that matters is written out, so that a changed default does not change a case.
+Every option that matters is written out, so that a changed default does not change a case. A
+method of the registry that no case names has a plain case, with its defaults.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 import perdure
+from perdure.methods.registry import KINDS
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 
@@ -196,9 +198,14 @@ STEPS: dict[str, Values] = {
 """The server's step by kind of a method and by name of a case."""
 
 
+def kinds_of(values: Values) -> list[str]:
+    """The kinds of a config's methods."""
+    return [part["kind"] for part in (values["method"], *values["method"].get("with", ()))]
+
+
 def with_server_step(values: Values, name: str) -> Values:
     """The same with the server's step that belongs to its methods."""
-    kinds = [part["kind"] for part in (values["method"], *values["method"].get("with", ()))]
+    kinds = kinds_of(values)
     train = {k: v for key in (*kinds, name) for k, v in STEPS.get(key, {}).items()}
     return {**values, "train": {**values["train"], **train}}
 
@@ -212,8 +219,13 @@ def as_in_paper(values: Values, name: str) -> Values:
 
 def cases() -> Iterator[tuple[str, Values]]:
     """Every case by name, as a config."""
+    named = {"single"}  # trained as fedavg is, in every task anew
     for name, values in _cases():
+        named.update(kinds_of(values))
         yield name, with_server_step(values, name)
+    for kind in KINDS:
+        if kind not in named:
+            yield f"{kind} mlp", {**MLP, "method": {"kind": kind}}
 
 
 def _cases() -> Iterator[tuple[str, Values]]:

@@ -86,9 +86,14 @@ EXPLODES = 10.0
 """Length of a round's change, as a multiple of the model's, above which a run diverges."""
 
 
+def has_warned(state: RunState, key: str) -> bool:
+    """Return whether the run has given a warning with this key."""
+    return any(warning["key"] == key for warning in state.counters.warnings)
+
+
 def warn_once(state: RunState, context: Context, key: str, text: str) -> None:
     """Log and record a warning, unless the run has given one with this key."""
-    if any(warning["key"] == key for warning in state.counters.warnings):
+    if has_warned(state, key):
         return
     at = {"task": context.task, "round": context.round}
     state.counters.warnings.append({"key": key, **at, "text": text})
@@ -143,8 +148,9 @@ def check_change(experiment: Experiment, state: RunState, change: Change, contex
 
 def warn_diverging(experiment: Experiment, state: RunState, context: Context, symptom: str) -> None:
     """Warn once that the run diverges, with its symptom and its likely cause."""
-    cause = likely_cause(experiment, state, context)
-    warn_once(state, context, "diverging", f"{symptom}; {cause}")
+    if not has_warned(state, "diverging"):
+        cause = likely_cause(experiment, state, context)
+        warn_once(state, context, "diverging", f"{symptom}; {cause}")
 
 
 def _length(tensors: Tensors) -> float:
