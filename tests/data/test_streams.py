@@ -253,9 +253,9 @@ def test_more_present_clients_than_rows(tmp_path):
 def test_a_moved_stream_still_shares_its_rows():
     stream = build(stream=ALL[0])
     moved = stream.to("meta")
-    assert moved.tasks[0].train.rows is moved.tasks[2].train.rows
-    assert moved.tasks[0].train.rows.device.type == "meta"
-    assert stream.to("cpu").tasks[1].train.rows is stream.tasks[0].train.rows
+    assert moved.tasks[0].train.x is moved.tasks[2].train.x
+    assert moved.tasks[0].train.x.device.type == "meta"
+    assert stream.to("cpu").tasks[1].train.x is stream.tasks[0].train.x
 
 
 @pytest.mark.parametrize("kind", ["permuted", "split", "pool"])
