@@ -152,7 +152,7 @@ def test_ways_to_write_an_optimizer(train: dict[str, Any]) -> None:
 def test_an_optimizer_without_keys() -> None:
     config = parse({"train": {"optimizer": "adamw", "weight_decay": 0.1}})
     assert config.train.optimizer.kind == "adamw"
-    assert (config.train.momentum, config.train.decoupled_decay) == (0.0, 0.1)
+    assert (config.train.momentum, config.train.weight_decay) == (0.0, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from perdure.contract import (
 )
 from perdure.contract.transforms import project_out_weight
 from perdure.core.trees import Tensors
-from perdure.training.engines.batches import BatchSchedule, batch_schedule
 from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.local_training import BatchSchedule, batch_schedule
 from perdure.training.loop import begin_task
 from perdure.training.optimizers import OPTIMIZERS
 from perdure.training.round import train_round

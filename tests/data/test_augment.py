@@ -17,8 +17,8 @@ from perdure.data.images import Augmentation, CropAugment, FlipAugment
 from perdure.data.normalization import make_normalization
 from perdure.data.sources.arrays import DigitsData
 from perdure.models.ops import ForwardPass
-from perdure.training.engines.batches import batch_schedule
 from perdure.training.experiment import build_experiment
+from perdure.training.local_training import batch_schedule
 from perdure.training.loop import run_stream
 
 VALUES: dict[str, Any] = {

@@ -74,7 +74,7 @@ def test_scaffold_is_the_papers_algorithm_in_plain_torch() -> None:
 def _plain_round(
     experiment: Experiment, state: RunState, x: Tensors, c: Tensors, own: dict[int, Tensors]
 ) -> tuple[Tensors, Tensors]:
-    from perdure.training.engines.batches import batch_schedule
+    from perdure.training.local_training import batch_schedule
     from perdure.training.sampling import sample_clients
 
     context = experiment.context(state)

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from perdure.config import parse
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
-from perdure.training.engines.batches import batch_schedule
 from perdure.training.engines.serial import SerialEngine
 from perdure.training.engines.vector import VectorEngine
 from perdure.training.experiment import build_experiment
+from perdure.training.local_training import batch_schedule
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from perdure.config import Config, parse
-from perdure.training.engines.batches import batch_schedule
 from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.local_training import batch_schedule
 from perdure.training.loop import run_stream
 from perdure.training.sampling import remove_dropouts, sample_clients
 from perdure.training.state import RunState

@@ -150,16 +150,6 @@ class TrainConfig(ConfigSection):
         momentum: float = getattr(self.optimizer, "momentum", 0.0)
         return momentum
 
-    @property
-    def coupled_decay(self) -> float:
-        """Weight decay that is added to the gradient before a method sees it."""
-        return 0.0 if self.optimizer.decouples_decay else self.weight_decay
-
-    @property
-    def decoupled_decay(self) -> float:
-        """Weight decay that the optimizer applies to the parameters itself."""
-        return self.weight_decay if self.optimizer.decouples_decay else 0.0
-
     @model_validator(mode="before")
     @classmethod
     def _flat_optimizer_keys(cls, values: Any) -> Any:

@@ -23,7 +23,8 @@ from perdure.data.source import ConfigLocation, ObjectKeys
 from perdure.data.sources.arrays import array_rows
 from perdure.data.sources.huggingface import dataset_rows
 from perdure.data.sources.image_folder import Opener, decode_images
-from perdure.data.sources.table import frame_rows
+from perdure.data.sources.table import FrameColumns, table_rows
+from perdure.data.sources.text import text_columns
 
 # ------------------------------------------------------------------------------------------------
 # Map-style datasets of torch, read once from the first example to the last.
@@ -229,6 +230,14 @@ def _one(value: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:
                 return _train_and_test(value[0], value[1], config, location)
             return array_rows(_arrays({"x": value[0], "y": value[1]}), location)
     raise UserError(f"{location.key}: must be {ACCEPTED}, got {type(value).__name__}")
+
+
+def frame_rows(frame: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:
+    """Return the rows of a frame: texts if it has the text columns, else numbers."""
+    columns = FrameColumns(frame)
+    names, texts = columns.names(), text_columns(config.text_column)
+    is_text = config.feature_columns is None and all(name in names for name in texts)
+    return table_rows(columns, config, location, texts if is_text else ())
 
 
 def _train_and_test(train: Any, test: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:

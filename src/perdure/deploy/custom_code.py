@@ -25,7 +25,6 @@ from perdure.core.files import sha256, write_atomic
 from perdure.core.registry import find_given, is_object
 from perdure.evaluation.metrics import METRICS, Metric
 from perdure.methods.registry import METHODS, parts_of
-from perdure.methods.registry import build as build_method
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +41,11 @@ def code_folder(run: str | Path | None) -> Path | None:
 # ---- copies
 
 
-def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> None:
+def save_custom_code(config: Config, method: Method, run: Path, folder: Path | None = None) -> None:
     """Copy the files of custom methods, data, streams, models and metrics into the run directory.
 
     Files of installed packages are not copied.
     """
-    method = build_method(config.method, folder)
     for kind, part in parts_of(method, config.method["kind"]):
         if not METHODS.is_installed(kind):
             _copy(type(part), run)

@@ -183,8 +183,9 @@ class FOT(SendsSketches, ChoosesLayers):
         It warns of layers that can hardly learn, and of noise that drowns all directions.
         """
         state, spaces = server.state, server.state.spaces
-        full = full_layers_warnings("fot", spaces, self.threshold_at(context.task))
-        warnings = full | self.noise_warnings(state.drowned)
+        warnings = full_layers_warnings("fot", spaces, self.threshold_at(context.task))
+        if state.drowned:
+            warnings |= self.noise_warnings(state.drowned)
         if context.round < context.rounds:
             return Diagnosis(warnings=warnings)
         used = used_fraction(spaces, self.protected_layers(context.network))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,27 +65,25 @@ class OwnerPolicy(ConfigSection):
     """Refuse runs whose `privacy.noise` is smaller, or whose server adds the noise itself."""
 
 
-@dataclass(frozen=True)
 class PrivacyChain:
     """The mechanisms of a run in their order.
 
     Where clients are simulated in this process, the collector applies the clients' part, too.
     """
 
-    mechanisms: tuple[Mechanism, ...]
-    """All mechanisms, also those that are off, which only say so."""
-    simulated: bool = True
-    """Whether clients are simulated in this process."""
-
-    @cached_property
-    def active(self) -> tuple[Mechanism, ...]:
-        """The mechanisms that the config asks for."""
-        return tuple(mechanism for mechanism in self.mechanisms if mechanism.is_on)
-
-    @cached_property
-    def sums(self) -> SecureSums | None:
+    def __init__(self, mechanisms: tuple[Mechanism, ...], simulated: bool = True) -> None:
+        self.mechanisms = mechanisms
+        """All mechanisms, also those that are off, which only say so."""
+        self.simulated = simulated
+        """Whether clients are simulated in this process."""
+        self.active = tuple(mechanism for mechanism in mechanisms if mechanism.is_on)
+        """The mechanisms that the config asks for. A run without any calls nothing of the chain."""
+        self.sums: SecureSums | None = next(
+            (each.sums for each in self.active if each.sums is not None), None
+        )
         """The secure sums in which uploads are collected, or None if they are plain."""
-        return next((each.sums for each in self.active if each.sums is not None), None)
+        self.hides_mean_loss = any(mechanism.hides_mean_loss for mechanism in self.active)
+        """Whether not even the mean training loss over clients may be recorded."""
 
     def prepare(self, method: Method, stream: Stream, engine: object, rng: Rng) -> None:
         """Refuse a run that a mechanism cannot protect, and reach the clients of the others.
@@ -159,11 +155,6 @@ class PrivacyChain:
     def hides_losses(self) -> bool:
         """Whether a client's training loss must not leave it in the clear."""
         return any(mechanism.hides_losses for mechanism in self.active)
-
-    @property
-    def hides_mean_loss(self) -> bool:
-        """Whether not even the mean training loss over clients may be recorded."""
-        return any(mechanism.hides_mean_loss for mechanism in self.active)
 
     # ---- what is said about it
 

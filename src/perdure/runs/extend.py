@@ -148,7 +148,7 @@ def _change(
     initial = experiment.initial_state()
     checkpoint_files(directory, experiment).drop_after(before.task_total)
     directory.replace_config(config)
-    save_custom_code(config, directory.path, code_folder(directory.path))
+    save_custom_code(config, experiment.method, directory.path, code_folder(directory.path))
     return RunWriter(experiment, directory, watch).finish(initial)
 
 

@@ -119,45 +119,35 @@ def _named(config: Config, kind: str) -> Config:
 
 # ---- Data that is given in Python to a comparison, whose runs are separate processes
 
-_FILES: dict[str, Path] = {}
-"""Files with given data, by the name of the data."""
-
 
 @contextmanager
-def shared_data(values: dict[str, Any], data: Any, folder: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield the values of a config that names given data, which worker processes find meanwhile."""
+def shared_data(
+    values: dict[str, Any], data: Any, folder: Path | None
+) -> Iterator[tuple[dict[str, Any], Path | None]]:
+    """Yield the values of a config that names given data, and its file for worker processes."""
     if data is None:
-        yield values
+        yield values, None
         return
     with with_data(values, data, folder) as config:
         source, stream = config.data.source, values.get("stream") or {}
         stream = {"kind": config.stream.kind, "tasks": config.stream.tasks, **stream}
         named = {**values, "data": {**(values.get("data") or {}), "source": source}}
-        with _stored(source):
-            yield {**named, "stream": stream}
+        with _stored(source) as file:
+            yield {**named, "stream": stream}, file
 
 
 @contextmanager
-def _stored(source: str) -> Iterator[None]:
-    """Store given data in a temporary file."""
+def _stored(source: str) -> Iterator[Path | None]:
+    """Yield a temporary file with given data; None for a function, which is imported."""
     if not is_object(source):
         if "<" in source or source.startswith("__main__."):
             raise bad_value("data", source, "a function that other processes can import")
-        yield
+        yield None
         return
     with TemporaryDirectory() as folder:
         file = Path(folder) / "data.safetensors"
         file.write_bytes(encode(rows_to_tree(find_given(source))))
-        _FILES[source] = file
-        try:
-            yield
-        finally:
-            del _FILES[source]
-
-
-def data_file(source: str) -> str | None:
-    """Return the file with the given data of a name, or None if there is none."""
-    return str(_FILES[source]) if source in _FILES else None
+        yield file
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from perdure.runs.writer import RunWriter, notebook_watch
 from perdure.training.engines.engine import Engine
 from perdure.training.events import EventCallback
 from perdure.training.experiment import Experiment, build_experiment
-from perdure.training.settings import take_open_settings, with_method_defaults
+from perdure.training.settings import complete_config, take_open_settings
 from perdure.training.state import RunState
 
 # ---- The state before the first round, which may come from another run (`model.init`)
@@ -111,37 +112,25 @@ def run(
         raise UserError(f"{argument('overwrite')}: must be given without {argument('resume')}")
     copies = None if overwrite else code_folder(out)  # of the run that will be deleted
     method_dir = Path(config).parent if isinstance(config, str | Path) else copies
-    if data is None:
-        return _run(config, out, resume, watch, engine, method_dir, overwrite)
-    with with_data(config, data, method_dir) as named:
-        return _run(named, out, resume, watch, engine, method_dir, overwrite)
-
-
-def _run(
-    config: AnyConfig,
-    out: str | Path | None,
-    resume: bool,
-    watch: EventCallback | None,
-    engine: Engine | None,
-    method_dir: Path | None,
-    overwrite: bool,
-) -> Result:
-    """Train a config that names its data; else as `run`."""
-    started = _as_started(config, method_dir, out if resume else None)
-    complete = with_client_count(with_method_defaults(started, method_dir))
-    if engine is None and not complete.engine.simulates:
-        if overwrite:
-            raise bad_value(argument("overwrite"), True, "False with engine flower")
-        shown = watch if watch is not None else notebook_watch(complete)
-        return Result(*complete.engine.launch(complete, out, resume, shown, method_dir))
-    folder = Path(out) / "clients" if out is not None else None
-    check_tracking(complete.runs)
-    experiment = build_experiment(complete, folder, method_dir, engine)
-    initial = initial_state(experiment)  # may refuse the config: before anything is written
-    if out is None:
-        return RunWriter(experiment, None, watch).finish(initial)
-    with RunDirectory.create(out, complete, resume, overwrite) as directory:
-        save_custom_code(complete, directory.path, method_dir)
+    with ExitStack() as opened:
+        if data is not None:
+            config = opened.enter_context(with_data(config, data, method_dir))
+        started = _as_started(config, method_dir, out if resume else None)
+        complete, method = complete_config(started, method_dir)
+        complete = with_client_count(complete)
+        if engine is None and not complete.engine.simulates:
+            if overwrite:
+                raise bad_value(argument("overwrite"), True, "False with engine flower")
+            shown = watch if watch is not None else notebook_watch(complete)
+            return Result(*complete.engine.launch(complete, out, resume, shown, method_dir))
+        check_tracking(complete.runs)
+        folder = Path(out) / "clients" if out is not None else None
+        experiment = build_experiment(complete, folder, method_dir, engine, method=method)
+        initial = initial_state(experiment)  # may refuse the config: before anything is written
+        directory = None
+        if out is not None:
+            directory = opened.enter_context(RunDirectory.create(out, complete, resume, overwrite))
+            save_custom_code(complete, method, directory.path, method_dir)
         return RunWriter(experiment, directory, watch).finish(initial)
 
 
@@ -184,12 +173,10 @@ def resume(
 
 def _as_started(config: AnyConfig, method_dir: Path | None, run: str | Path | None) -> Config:
     """Return the checked config with what it leaves to the method as `run` recorded it."""
-    if isinstance(config, Config):
-        checked = config
-    elif isinstance(config, dict):
-        checked = parse(config, method_dir)
-    else:
-        checked = load(find_config(config))
+    if isinstance(config, dict):
+        config = parse(config, method_dir)
+    elif not isinstance(config, Config):
+        config = load(find_config(config))
     if run is None or not is_run(Path(run)):
-        return checked
-    return take_open_settings(checked, RunDirectory.open(run).config())
+        return config
+    return take_open_settings(config, RunDirectory.open(run).config())

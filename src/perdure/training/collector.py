@@ -100,8 +100,9 @@ class UploadCollector:
         if isinstance(uploads, FailedUpload):
             self.failures.append(uploads)
             return
-        if self.chain is not None and self.place is not None and self.chain.simulated:
-            uploads = self.chain.on_clients(uploads, self.place)
+        chain = self.chain
+        if chain is not None and self.place is not None and chain.simulated and chain.active:
+            uploads = chain.on_clients(uploads, self.place)
         if self.ledger is not None:
             self.ledger.count_uploads(uploads)
         self._add_up(uploads)
@@ -128,7 +129,7 @@ class UploadCollector:
             self.collected.sums[name] = self.rule.combine(stacked)
             self.collected.weights[name] = 1.0
         self._kept = {}
-        if self.chain is not None and self.place is not None:
+        if self.chain is not None and self.place is not None and self.chain.active:
             self.collected = self.chain.on_server(self.collected, self.place)
 
     def _keep(self, name: str, value: Tensors) -> None:
@@ -166,22 +167,18 @@ class UploadCollector:
         count = len(uploads.clients)
         weights = uploads.weights if field.weight is None else (field.weight,) * count
         totals = self.collected.sums.setdefault(name, {})
-        for key, tensor in field.value.items():
-            _accumulate(totals, key, tensor, weights)
+        for key, stacked in field.value.items():
+            # integers would truncate the weights, and half precision could overflow
+            stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+            if count == 1:
+                total = stacked[0] * weights[0]
+            else:
+                total = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
+            if key in totals and totals[key].shape != total.shape:
+                expected = f"of shape {list(totals[key].shape)}, which another client sent"
+                refuse(f"Sum: {key!r}", f"shape {list(total.shape)}", expected)
+            totals[key] = totals[key] + total if key in totals else total
         self.collected.weights[name] = self.collected.weights.get(name, 0.0) + sum(weights)
-
-
-def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]) -> None:
-    # integers would truncate the weights, and half precision could overflow
-    stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
-    if len(weights) == 1:
-        value = stacked[0] * weights[0]
-    else:
-        value = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
-    if key in totals and totals[key].shape != value.shape:
-        expected = f"of shape {list(totals[key].shape)}, which another client sent"
-        refuse(f"Sum: {key!r}", f"shape {list(value.shape)}", expected)
-    totals[key] = totals[key] + value if key in totals else value
 
 
 def finite_clients(uploads: StackedUploads) -> list[bool]:

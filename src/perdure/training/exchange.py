@@ -183,8 +183,6 @@ class Round:
             self.record_failures()
         if has_quorum:
             check_quorum(self.experiment, self.context, self.sampled, collector)
-        if not self.aggregates:
-            return
         try:
             server = self.server_after(collector.collected)
         except Exception as error:  # a method may raise anything
@@ -195,16 +193,11 @@ class Round:
             check_quorum(self.experiment, self.context, self.sampled, collector)
         self.state.server = server
 
-    @property
-    def aggregates(self) -> bool:
-        """Whether the exchange changes the server."""
-        return self.exchange is not None and self.exchange.aggregate is not None
-
     def server_after(self, uploads: CollectedUploads) -> Server:
-        """Return the server after the exchange."""
-        assert self.exchange is not None
-        assert self.exchange.aggregate is not None
+        """Return the server after the exchange, the same one if nothing is aggregated."""
         before = self.state.server
+        if self.exchange is None or self.exchange.aggregate is None:
+            return before
         server = self.exchange.aggregate(before, uploads, self.context)
         where = f"exchange {self.exchange.name!r}"
         return check_server(self.experiment.method, before, server, where)

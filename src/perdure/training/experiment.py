@@ -227,6 +227,7 @@ class Experiment:
             None if config.train.aggregation.is_sum else config.train.aggregation,
             config.federation is not None or config.privacy.secagg,
             make_augmentation(config.data),
+            config.train.momentum,
             self.device,
         )
 
@@ -301,15 +302,18 @@ def build_experiment(
     engine: Engine | None = None,
     stream: Stream | None = None,
     cache_dir: Path | None = None,
+    method: Method | None = None,
 ) -> Experiment:
     """Check and build everything that a config names; nothing is written.
+
+    The config's method is built unless it is given.
 
     Raises:
         UserError: The config or a file that it names is invalid.
 
     """
     config = with_client_count(config)
-    method = build(config.method, method_dir)
+    method = method or build(config.method, method_dir)
     for task in (0, *config.extension_starts):
         check_method(method, config.at(task))
     metrics = _metrics(config, method_dir)

@@ -1,8 +1,8 @@
-"""Local training as every engine runs it: the loss of a step, its gradient, and the upload."""
+"""Local training as every engine runs it: batches, the loss of a step, its gradient, the upload."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
@@ -30,7 +30,7 @@ SaveClient = Callable[[int, Any, Tensors], None]
 _NOTHING_PREPARED = Prepared()
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalTraining:
     """Everything that all clients of a training round share."""
 
@@ -55,16 +55,14 @@ class LocalTraining:
     losses: Losses = dataclass_field(default_factory=dict)
     """Filled in by engines: weight and mean training loss of each client that has trained."""
 
-    @cached_property
-    def trainable(self) -> tuple[str, ...]:
+    def __post_init__(self) -> None:
+        chosen, config = self.train.trainable, self.train_config
+        self.trainable = self.context.trainable if chosen is None else chosen
         """Names of the parameters that are trained."""
-        chosen = self.train.trainable
-        return self.context.trainable if chosen is None else chosen
-
-    @cached_property
-    def sent(self) -> tuple[str, ...]:
+        self.sent = tuple(name for name in self.trainable if name not in self.train.private)
         """Names of the trained parameters that are sent."""
-        return tuple(name for name in self.trainable if name not in self.train.private)
+        self.decay = 0.0 if config.optimizer.decouples_decay else config.weight_decay
+        """Weight decay that is added to the gradient before a method sees it."""
 
     # ---- before the steps
 
@@ -166,9 +164,8 @@ class LocalTraining:
         self, grads: Tensors, params: Tensors, broadcast: Tree, transforms: Transforms
     ) -> Tensors:
         """Return the optimizer's gradient: with weight decay, transforms and clipping applied."""
-        decay = self.train_config.coupled_decay
-        if decay:
-            grads = {name: g.add(params[name], alpha=decay) for name, g in grads.items()}
+        if self.decay:
+            grads = {name: g.add(params[name], alpha=self.decay) for name, g in grads.items()}
         acting = [t for t in transforms if t.acts_on_gradient()]
         if acting:
             projected, all_params = (
@@ -192,13 +189,7 @@ class LocalTraining:
         it, and cheaper if a batch has fewer rows than the weight.
         """
         train, size = self.train, self.train_config.batch_size
-        if (
-            not transforms
-            or not self.fast
-            or train.loss
-            or train.penalty
-            or self.train_config.coupled_decay
-        ):
+        if not transforms or not self.fast or train.loss or train.penalty or self.decay:
             return {}
         acting = [t for t in transforms if t.acts_on_gradient()]
         if len(acting) != 1 or type(acting[0]) is not ProjectOut or not acting[0].broadcast:
@@ -213,7 +204,7 @@ class LocalTraining:
     def changes_raw_gradient(self, transforms: Transforms) -> bool:
         """Return whether `decay_transform_clip` does anything."""
         acts = any(transform.acts_on_gradient() for transform in transforms)
-        return bool(acts or self.train_config.coupled_decay or self.train_config.clip is not None)
+        return bool(acts or self.decay or self.train_config.clip is not None)
 
     def step_transforms(self, transforms: Transforms) -> list[int]:
         """Return the positions of the transforms that act on parameters after a step."""
@@ -262,3 +253,75 @@ def clip_gradients(grads: Tensors, limit: float) -> Tensors:
     squares = torch.stack([g.square().sum() for g in grads.values()])
     factor = (limit / (squares.sum().sqrt() + 1e-6)).clamp(max=1.0)
     return {name: g * factor for name, g in grads.items()}
+
+
+# ------------------------------------------------------------------------------------------------
+# The batches of a client's local steps, and the seed of their random numbers.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """The batches of a client's local steps, as row numbers of the task's training set."""
+
+    rows: Tensor
+    """int64 [steps, batch]: an incomplete batch is padded with one of the client's rows."""
+    sizes: list[int]
+    """Number of rows of each batch that are not padding."""
+    epochs: Tensor
+    """int64 [steps]: the epoch of each step, from 0."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for rows, size in zip(self.rows, self.sizes, strict=True):
+            yield rows if size == len(rows) else rows[:size]
+
+
+def batch_schedule(client: Client, config: TrainConfig) -> BatchSchedule:
+    """Return a client's batches of one round: its rows, shuffled in every epoch."""
+    generator, index, size = client.draw("batches"), client.data.index, config.batch_size
+    steps, last_size = -(-len(index) // size), len(index) % size or size
+    epochs = config.local_epochs
+    if config.max_steps is not None:
+        epochs = min(epochs, -(-config.max_steps // steps))
+    rows = index[:1].expand(epochs, steps * size).clone()
+    for epoch in range(epochs):
+        order = torch.randperm(len(index), generator=generator)
+        rows[epoch, : len(index)] = index[order.to(index.device)]
+    sizes = ([size] * (steps - 1) + [last_size]) * epochs
+    numbers = torch.arange(epochs, device=index.device).repeat_interleave(steps)
+    limit = config.max_steps
+    return BatchSchedule(rows.view(epochs * steps, size)[:limit], sizes[:limit], numbers[:limit])
+
+
+def first_dropout_seed(client: Client) -> int:
+    """Return the client's first dropout seed in this round; step s uses seed + s."""
+    context = client.context
+    return context.rng.key("dropout", context.task, context.round, client.id) >> 1
+
+
+# ------------------------------------------------------------------------------------------------
+# Augmented images in local steps: each client draws its random numbers as it would alone.
+# ------------------------------------------------------------------------------------------------
+
+
+def augmentation_draws(
+    training: LocalTraining, client: Client, steps: int, rows: int
+) -> Tensor | None:
+    """Return the random numbers of a client's images in a round.
+
+    Returns:
+        float [steps, rows, draws], uniform in [0, 1). None if images are not changed.
+
+    """
+    if training.augmentation is None:
+        return None
+    shape = (steps, rows, training.augmentation.draws)
+    return torch.rand(shape, generator=client.draw("augment"))
+
+
+def augmented(training: LocalTraining, client: Client, batch: Batch, draws: Tensor | None) -> Batch:
+    """Return a client's batch with changed images; `draws` is [at least rows, draws] or None."""
+    if draws is None or training.augmentation is None:
+        return batch
+    black = client.data.examples.black
+    return replace(batch, x=training.augmentation.apply(batch.x, draws[: len(batch.y)], black))

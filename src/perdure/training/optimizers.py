@@ -120,7 +120,8 @@ class Optimizer(Protocol):
 
 def make_optimizer(config: TrainConfig) -> Optimizer:
     """Return a new optimizer: clients start every round without a state."""
-    made: Optimizer = config.optimizer.make(config.decoupled_decay)
+    kind = config.optimizer
+    made: Optimizer = kind.make(config.weight_decay if kind.decouples_decay else 0.0)
     return made
 
 

@@ -129,13 +129,10 @@ class TrainingRound(Round):
         uploads = self.collector.collected
         uploads.upload_fraction = len(uploads.client_weights) / max(1, len(self.sampled))
 
-    @property
-    def aggregates(self) -> bool:
-        """Whether any client uploaded."""
-        return bool(self.collector.collected.client_weights)
-
     def server_after(self, uploads: CollectedUploads) -> Server:
         """Return the server after the round: combine, scale by the step size, adjust, apply.
+
+        It is the same one if no client uploaded.
 
         Raises:
             ContractError: `combine` or `adjust` of the method returned something invalid.
@@ -143,6 +140,8 @@ class TrainingRound(Round):
 
         """
         server, plan, context = self.state.server, self.plan, self.context
+        if not uploads.client_weights:
+            return server
         train, lr = plan.train, plan.server_lr
         if train.combine is None:
             update = uploads.mean("update")

@@ -45,8 +45,10 @@ def sample_clients(
     candidates = np.flatnonzero(task.partition.sizes)
     if excluded:
         candidates = np.setdiff1d(candidates, list(excluded))
-    rng = context.rng.numpy_generator("sample", *_round_key(context))
-    chosen = rng.choice(candidates, size=min(config.per_round, len(candidates)), replace=False)
+    attempt = (context.attempt,) if context.attempt else ()  # each has draws of its own
+    rng = context.rng.numpy_generator("sample", context.task, context.round, *attempt)
+    size = min(config.clients.per_round or config.clients.count, len(candidates))
+    chosen = rng.choice(candidates, size=size, replace=False)
     return sorted(int(client) for client in chosen)
 
 
@@ -60,7 +62,8 @@ def remove_dropouts(config: Config, sampled: list[int], context: Context) -> lis
     expected = config.clients.dropout * len(sampled)
     if not expected:
         return sampled
-    rng = context.rng.numpy_generator("dropout-of-clients", *_round_key(context))
+    attempt = (context.attempt,) if context.attempt else ()
+    rng = context.rng.numpy_generator("dropout-of-clients", context.task, context.round, *attempt)
     least, most = math.floor(expected + ROUNDING), config.clients.max_dropouts(len(sampled))
     count = least if least == most else least + int(rng.random() < expected - least)
     missing = {int(client) for client in rng.choice(sampled, size=count, replace=False)}
@@ -70,12 +73,6 @@ def remove_dropouts(config: Config, sampled: list[int], context: Context) -> lis
             context.task + 1, context.round + 1, sorted(missing),
         )  # fmt: skip
     return [client for client in sampled if client not in missing]
-
-
-def _round_key(context: Context) -> tuple[int, ...]:
-    """Return the key of a round's draws. Every further attempt has another one."""
-    attempt = (context.attempt,) if context.attempt else ()
-    return (context.task, context.round, *attempt)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from perdure.config import Config
+from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.core.errors import bad_value
-from perdure.methods.registry import build, fill_defaults
+from perdure.methods.registry import build_complete
 
 # ------------------------------------------------------------------------------------------------
 # Settings that a config may leave to its method: head, outputs in the loss, weights, server step.
@@ -103,8 +104,14 @@ def with_method_defaults(config: Config, method_dir: Path | None = None) -> Conf
     These are the method's hyperparameters, the head, the outputs in the loss, the weights of the
     clients and the step size of the server.
     """
-    config = config.model_copy(update={"method": fill_defaults(config.method, method_dir)})
-    return fill_open_settings(config, build(config.method, method_dir).needs)
+    return complete_config(config, method_dir)[0]
+
+
+def complete_config(config: Config, method_dir: Path | None = None) -> tuple[Config, Method]:
+    """Return the config as `with_method_defaults` does, and the method, which is built once."""
+    method, section = build_complete(config.method, method_dir)
+    config = config.model_copy(update={"method": section})
+    return fill_open_settings(config, method.needs), method
 
 
 def take_open_settings(config: Config, recorded: Config) -> Config:

@@ -61,6 +61,8 @@ class TaskPlan:
     """Whether the weights of clients are bounded: in a federation, and in secure sums."""
     augmentation: Augmentation | None
     """Random changes of the images in local steps. If None, there are none."""
+    momentum: float
+    """The momentum of the clients' optimizer; 0 if it has none."""
 
     device: torch.device
 
@@ -93,7 +95,7 @@ class TaskPlan:
             train.local_epochs,
             train.batch_size,
             local_steps(len(rows), train),
-            train.momentum,
+            self.momentum,
             train.optimizer.sums_gradients,
             min_rows=self.config.privacy.min_rows or 0,
         )

@@ -20,7 +20,7 @@ from perdure.runs.compare.common_settings import (
 )
 from perdure.runs.compare.compare import compare
 from perdure.runs.compare.plan import PlannedRun, check_plan, plan
-from perdure.runs.compare.processes import try_engine
+from perdure.runs.compare.processes import WorkerInputs, try_engine
 from perdure.runs.compare.variants import read_methods, read_sweep
 from perdure.runs.directory import RunDirectory
 from perdure.runs.run import run
@@ -222,7 +222,7 @@ def test_a_trial_finds_a_method_beside_the_file_and_survives_its_failure(tmp_pat
     methods = read_methods("broken_in_trial.Broken")
     values = TINY | {"engine": {"kind": "vector"}}
     (failing,) = plan(values, methods, [0], method_dir=tmp_path)
-    assert try_engine(failing, 1, [str(tmp_path)]) == NONE
+    assert try_engine(failing, 1, WorkerInputs((str(tmp_path),))) == NONE
     (tmp_path / "sound_in_trial.py").write_text(BROKEN.replace("raise", "return; raise"))
     (sound,) = plan(values, read_methods("sound_in_trial.Broken"), [0], method_dir=tmp_path)
-    assert try_engine(sound, 1, [str(tmp_path)]).kind == "vector"
+    assert try_engine(sound, 1, WorkerInputs((str(tmp_path),))).kind == "vector"

@@ -29,13 +29,13 @@ from perdure.contract import (
 from perdure.contract.uploads import Nothing
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
-from perdure.training.engines.batches import (
+from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.local_training import (
     BatchSchedule,
+    LocalTraining,
     batch_schedule,
     first_dropout_seed,
 )
-from perdure.training.experiment import Experiment, build_experiment
-from perdure.training.local_training import LocalTraining
 from perdure.training.task_plan import local_steps
 
 
@@ -64,7 +64,7 @@ def test_every_row_once_an_epoch_until_the_cap(
     train = TrainConfig(local_epochs=epochs, batch_size=size, max_steps=cap)
     schedule = batch_schedule(worker, train)
     batches, steps = rows_of(schedule), -(-rows // size)
-    assert len(batches) == len(schedule) == min(epochs * steps, cap or epochs * steps)
+    assert len(batches) == len(schedule.sizes) == min(epochs * steps, cap or epochs * steps)
     assert list(map(len, batches)) == schedule.sizes
     assert len(batches) == local_steps(rows, train)
     for first in range(0, len(batches) - steps + 1, steps):

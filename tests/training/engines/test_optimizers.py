@@ -43,7 +43,8 @@ def their_step(optimizer: torch.optim.Optimizer, params: list[Tensor], grads: li
 
 def our_grads(config: TrainConfig, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """What a job hands to the optimizer: coupled weight decay is part of the gradient."""
-    return [g + config.coupled_decay * p for g, p in zip(grads, params, strict=True)]
+    decay = 0.0 if config.optimizer.decouples_decay else config.weight_decay
+    return [g + decay * p for g, p in zip(grads, params, strict=True)]
 
 
 def drawn(generator: torch.Generator, clients: int | None = None) -> list[Tensor]:

@@ -25,7 +25,6 @@ from perdure.data.examples import Text as TextRow
 from perdure.data.labels import sort_names
 from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source
 from perdure.data.source import ConfigLocation, ObjectKeys
-from perdure.data.sources.text import text_columns
 
 # ------------------------------------------------------------------------------------------------
 # Columns of CSV and Parquet files: numbers for features, strings for everything else.
@@ -418,14 +417,6 @@ class FrameColumns:
         values = [number_column(columns[name], name) for name in numbers]
         table = np.stack(values, 1) if values else np.empty((len(self.frame), 0))
         return checked_columns(table, strings, numbers, words)
-
-
-def frame_rows(frame: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:
-    """Return the rows of a frame: texts if it has the text columns, else numbers."""
-    columns = FrameColumns(frame)
-    names, texts = columns.names(), text_columns(config.text_column)
-    is_text = config.feature_columns is None and all(name in names for name in texts)
-    return table_rows(columns, config, location, texts if is_text else ())
 
 
 def frame_features(frame: Any, names: Sequence[str]) -> Array:

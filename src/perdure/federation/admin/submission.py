@@ -20,7 +20,7 @@ from perdure.federation.admin.folders import ServerFolder
 from perdure.federation.admin.processes import CONNECTION, call_flwr
 from perdure.federation.messages import BadMessage
 from perdure.federation.node.policy import NodePolicy
-from perdure.training.settings import with_method_defaults
+from perdure.training.settings import complete_config
 
 # ------------------------------------------------------------------------------------------------
 # Runs that were submitted to a server. Each has a folder, which holds the app for Flower.
@@ -75,7 +75,8 @@ def create_submission(
     path.mkdir(parents=True)
     app = path / "perdure-run"
     app.mkdir()
-    save_custom_code(config, app, method_dir)
+    complete, method = complete_config(config, method_dir)
+    save_custom_code(config, method, app, method_dir)
     for source in sorted((app / "method").rglob("*.py")) if (app / "method").is_dir() else []:
         target = app / source.relative_to(app / "method")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ def create_submission(
         "run": path.name,
         "home": str(path),
         "out": str(out.resolve()),
-        "config": dump(with_method_defaults(config, method_dir)),
+        "config": dump(complete),
     }
     (app / "pyproject.toml").write_text(_project(values), encoding="utf-8")
     (app / "LICENSE").write_text(_LICENSE, encoding="utf-8")

@@ -34,6 +34,7 @@ from perdure.runs.compare.processes import (
     FailedRun,
     NoProgress,
     ProgressView,
+    WorkerInputs,
     run_all,
     try_engine,
 )
@@ -181,11 +182,11 @@ def compare(
     assert isinstance(values, dict)
     chosen = read_methods(methods) if isinstance(methods, str) else tuple(methods)
     method_dir = path.parent if path is not None else None
-    with shared_data(values, data, method_dir) as named:
+    with shared_data(values, data, method_dir) as (named, data_file):
         planned = plan(named, chosen, seeds, sweeps, method_dir)
         planned += plan_references(named, references, planned, method_dir)
         style = TableStyle(tuple(metrics), percent)
-        return run_plan(planned, Path(out), jobs, view, method_dir, select, style)
+        return run_plan(planned, Path(out), jobs, view, method_dir, select, style, data_file)
 
 
 def run_plan(
@@ -196,6 +197,7 @@ def run_plan(
     method_dir: Path | None = None,
     select: str | None = None,
     style: TableStyle | None = None,
+    data_file: Path | None = None,
 ) -> Outcome:
     """Run a plan, and compare the finished runs.
 
@@ -212,13 +214,12 @@ def run_plan(
     planned = with_common_settings(planned, out, method_dir)
     check_plan(planned, out, method_dir)
     cores = CpuBudget.divide(jobs, len(planned))
-    import_from = [str(method_dir.resolve())] if method_dir is not None else []
-    choice = choose_engine(
-        planned, out, known, lambda run: try_engine(run, cores.threads, import_from)
-    )
+    folders = (str(method_dir.resolve()),) if method_dir is not None else ()
+    inputs = WorkerInputs(folders, data_file)
+    choice = choose_engine(planned, out, known, lambda run: try_engine(run, cores.threads, inputs))
     planned = with_engine_choice(planned, out, choice)
     _write(out, planned, cores, choice)  # so that `perdure watch` knows all runs
-    failures = run_all(planned, out, cores, view or default_view(), import_from)
+    failures = run_all(planned, out, cores, view or default_view(), inputs)
     return _conclude(planned, out, cores, choice, tuple(failures), select, style)
 
 

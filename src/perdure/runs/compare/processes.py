@@ -17,7 +17,6 @@ from typing import IO, Protocol
 
 from perdure.runs.compare.common_settings import EngineChoice
 from perdure.runs.compare.plan import PlannedRun
-from perdure.runs.given_data import data_file
 from perdure.runs.progress import RunFollower, RunProgress
 
 _POLL_SECONDS = 0.1
@@ -80,19 +79,32 @@ class CpuBudget:
         return cls(parallel, max(1, min(cores // parallel, max_threads)))
 
 
+@dataclass(frozen=True)
+class WorkerInputs:
+    """What the processes of runs find besides their configs."""
+
+    import_from: tuple[str, ...] = ()
+    """Folders with code of users."""
+    data: Path | None = None
+    """File with the data that was given in Python."""
+
+
+NOTHING = WorkerInputs()
+
+
 def run_all(
     planned: Sequence[PlannedRun],
     out: Path,
     cores: CpuBudget,
     view: ProgressView,
-    import_from: Sequence[str] = (),
+    inputs: WorkerInputs = NOTHING,
     until: float | None = None,
 ) -> list[FailedRun]:
     """Run all runs that are not finished; a failing run does not stop the others."""
     waiting = [run for run in planned if not run.is_finished(out)]
     view.begin(len(planned), len(planned) - len(waiting))
     failures: list[FailedRun] = []
-    with _ProcessPool(out, cores, list(import_from)) as pool:
+    with _ProcessPool(out, cores, inputs) as pool:
         while waiting or pool.busy:
             if until is not None and time.monotonic() >= until:
                 waiting.clear()
@@ -103,7 +115,7 @@ def run_all(
     return failures
 
 
-def try_engine(run: PlannedRun, threads: int, import_from: Sequence[str] = ()) -> EngineChoice:
+def try_engine(run: PlannedRun, threads: int, inputs: WorkerInputs = NOTHING) -> EngineChoice:
     """Return the fastest engine and its chunk for a run, by a trial in a worker process.
 
     The choice is empty if the trial fails; the run then fails as well, and reports the reason.
@@ -111,7 +123,7 @@ def try_engine(run: PlannedRun, threads: int, import_from: Sequence[str] = ()) -
     output = b""
     pipe, discarded = subprocess.PIPE, subprocess.DEVNULL
     with contextlib.suppress(OSError), _start(threads, pipe, discarded) as process:
-        _send_request(process, run, None, threads, import_from)
+        _send_request(process, run, None, threads, inputs)
         assert process.stdout is not None
         output = process.stdout.read()
     return _choice(output.splitlines())
@@ -141,15 +153,15 @@ def _send_request(
     run: PlannedRun,
     out: str | None,
     threads: int,
-    import_from: Sequence[str],
+    inputs: WorkerInputs,
 ) -> None:
     """Send a run to a worker process; if `out` is None, it is only a trial of its engine."""
     request = {
         "config": run.config.model_dump(mode="json", exclude_unset=True),
         "out": out,
         "threads": threads,
-        "import_from": list(import_from),
-        "data": data_file(run.config.data.source),
+        "import_from": list(inputs.import_from),
+        "data": None if inputs.data is None else str(inputs.data),
     }
     assert process.stdin is not None
     try:
@@ -162,13 +174,13 @@ def _send_request(
 class _Job:
     """One run and its process."""
 
-    def __init__(self, run: PlannedRun, out: Path, threads: int, import_from: list[str]) -> None:
+    def __init__(self, run: PlannedRun, out: Path, threads: int, inputs: WorkerInputs) -> None:
         self.run, self.follower = run, RunFollower(run.path(out))
         self.log = run.path(out).with_name(f"seed-{run.seed}.log")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self.process = _start(threads, stdout=log, stderr=log)
-        _send_request(self.process, run, str(run.path(out)), threads, import_from)
+        _send_request(self.process, run, str(run.path(out)), threads, inputs)
 
     def outcome(self) -> FailedRun | None:
         """Return the failure of a process that has ended, or None if it succeeded."""
@@ -191,8 +203,8 @@ class _Job:
 class _ProcessPool:
     """The running processes; leaving the `with` block ends them all."""
 
-    def __init__(self, out: Path, cores: CpuBudget, import_from: list[str]) -> None:
-        self.out, self.cores, self.import_from = out, cores, import_from
+    def __init__(self, out: Path, cores: CpuBudget, inputs: WorkerInputs) -> None:
+        self.out, self.cores, self.inputs = out, cores, inputs
         self.busy: list[_Job] = []
 
     def __enter__(self) -> _ProcessPool:
@@ -214,7 +226,7 @@ class _ProcessPool:
                 job.process.wait()
 
     def start(self, run: PlannedRun) -> None:
-        self.busy.append(_Job(run, self.out, self.cores.threads, self.import_from))
+        self.busy.append(_Job(run, self.out, self.cores.threads, self.inputs))
 
     def poll(self, view: ProgressView) -> list[FailedRun]:
         """Report every process to the view; return the runs that failed."""

@@ -13,14 +13,16 @@ from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
 from perdure.contract.uploads import LocalUpdate, StackedUploads, stack_of_one
 from perdure.core.trees import Tensors, subtract
-from perdure.training.engines.batches import (
+from perdure.training.engines.engine import InProcessEngine
+from perdure.training.local_training import (
+    LocalTraining,
+    SaveClient,
+    Transforms,
     augmentation_draws,
     augmented,
     batch_schedule,
     first_dropout_seed,
 )
-from perdure.training.engines.engine import InProcessEngine
-from perdure.training.local_training import LocalTraining, SaveClient, Transforms
 from perdure.training.optimizers import make_optimizer
 
 
@@ -62,7 +64,7 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
         positions = training.step_transforms(local.transforms)
         step_transforms = tuple(local.transforms[position] for position in positions)
     schedule = batch_schedule(client, training.train_config)
-    keys = first_dropout_seed(client) + torch.arange(len(schedule))
+    keys = first_dropout_seed(client) + torch.arange(len(schedule.sizes))
     draws = None
     if training.augmentation is not None:
         draws = augmentation_draws(training, client, *schedule.rows.shape)
@@ -88,7 +90,7 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
                 _transform_step(params, before, step_transforms, lr)
         if new_buffers:
             buffers = buffers | {name: value.detach() for name, value in new_buffers.items()}
-    training.losses[client.id] = client.weight, float(total) / max(len(schedule), 1)
+    training.losses[client.id] = client.weight, float(total) / max(len(keys), 1)
     return {name: leaf.detach() for name, leaf in params.items()}, buffers
 
 

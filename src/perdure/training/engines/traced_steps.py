@@ -276,7 +276,7 @@ class StackTracer:
         training = self._training
         train, network, config = training.train, training.context.network, training.train_config
         code = (train.extra_rows, train.loss, train.penalty, train.batch_statistics)
-        settings = (config.coupled_decay, config.clip, config.batch_size, training.fast)
+        settings = (training.decay, config.clip, config.batch_size, training.fast)
         model = (self._traced.body_id(network.body), network.outputs.kind, training.trainable)
         shapes = (_shapes(self._shared), _shapes((params, arguments)), width)
         return code, settings, model, self._transforms.settings, shapes

@@ -19,12 +19,6 @@ from perdure.contract.exchanges import is_stacked
 from perdure.contract.uploads import LocalUpdate, StackedUploads
 from perdure.core.errors import refuse
 from perdure.core.trees import Tensors, Tree, pad_stack, subtract
-from perdure.training.engines.batches import (
-    BatchSchedule,
-    augmentation_draws,
-    batch_schedule,
-    first_dropout_seed,
-)
 from perdure.training.engines.engine import InProcessEngine
 from perdure.training.engines.serial import SerialEngine, upload_client
 from perdure.training.engines.traced_steps import (
@@ -33,7 +27,14 @@ from perdure.training.engines.traced_steps import (
     StackedTransforms,
     TracedSteps,
 )
-from perdure.training.local_training import LocalTraining, SaveClient
+from perdure.training.local_training import (
+    BatchSchedule,
+    LocalTraining,
+    SaveClient,
+    augmentation_draws,
+    batch_schedule,
+    first_dropout_seed,
+)
 from perdure.training.optimizers import make_optimizer
 
 # ------------------------------------------------------------------------------------------------
@@ -66,17 +67,19 @@ class StackSchedule:
 
 def stack_schedule(schedules: list[BatchSchedule]) -> StackSchedule:
     """Return the schedules of a chunk as one schedule of its stack."""
-    order = sorted(range(len(schedules)), key=lambda position: -len(schedules[position]))
+    order = sorted(range(len(schedules)), key=lambda position: -len(schedules[position].sizes))
     longest, count = schedules[order[0]], len(schedules)
     # padding must be a row of the task: the target of another row may not be an output yet
-    rows = longest.rows[0, 0].expand(len(longest), count, longest.rows.shape[1]).clone()
-    sizes = torch.zeros(len(longest), count, dtype=torch.int64)
+    steps = len(longest.sizes)
+    rows = longest.rows[0, 0].expand(steps, count, longest.rows.shape[1]).clone()
+    sizes = torch.zeros(steps, count, dtype=torch.int64)
     epochs = longest.epochs.unsqueeze(1).repeat(1, count)
     for row, position in enumerate(order):
         schedule = schedules[position]
-        rows[: len(schedule), row] = schedule.rows
-        sizes[: len(schedule), row] = torch.tensor(schedule.sizes)
-        epochs[: len(schedule), row] = schedule.epochs
+        own = len(schedule.sizes)
+        rows[:own, row] = schedule.rows
+        sizes[:own, row] = torch.tensor(schedule.sizes)
+        epochs[:own, row] = schedule.epochs
     masks = torch.arange(rows.shape[2]) < sizes.unsqueeze(2)
     active = (sizes > 0).sum(1).tolist()
     return StackSchedule(order, rows, masks.to(rows.device, torch.float32), epochs, active)
