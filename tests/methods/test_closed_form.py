@@ -101,6 +101,7 @@ def test_token_ids_have_no_mean() -> None:
     class Text:
         class model:
             kind = "text"
+            reads_text = True
 
     reason = build({"kind": "fedncm", "inputs": "raw"}).check_config(Text)
     assert reason == "method.inputs: must be 'features' with model.kind 'text', got 'raw'"

@@ -11,6 +11,7 @@ from subspace_runs import clients_of, experiment_of, next_task, second_task, tra
 
 from perdure.algebra.subspaces import Subspace
 from perdure.contract import Server
+from perdure.contract.method import best_tasks
 from perdure.methods.fedprotip import FedProTIP, FedProTIPState
 from perdure.methods.parts.routing import block_basis, block_rank
 from perdure.training.sampling import clients_with_data
@@ -208,7 +209,7 @@ def routes(x: list[list[float]], **options: Any) -> list[int]:
     server = Server({}, {}, FedProTIPState(blocks=blocks, references=references))
     found = FedProTIP(**options).route(server, torch.tensor(x), AsFeatures())
     assert found is not None
-    return found.tolist()
+    return best_tasks(found).tolist()
 
 
 def test_route_leaves_the_first_block_out_if_it_is_to() -> None:
