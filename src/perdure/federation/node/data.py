@@ -24,12 +24,11 @@ from perdure.core.rng import Rng
 from perdure.data.examples import Source
 from perdure.data.load import load_source
 from perdure.data.normalization import make_normalization, with_normalization
-from perdure.data.partition import DisjointPartition
+from perdure.data.partition import DisjointPartition, small_clients
 from perdure.data.source import ConfigLocation
 from perdure.data.streams.build import hold_out, resolve_normalization
 from perdure.data.streams.stream import EvalGroup, LazyTasks, Stream, Task
 from perdure.federation.messages import BadMessage
-from perdure.federation.node.uploads import announced_rows
 from perdure.federation.server.stream import (
     agreed_numbers,
     checked_federation,
@@ -73,7 +72,15 @@ def local_size(experiment: Experiment, number: int, task: int) -> int:
         BadMessage: The data cannot be read.
 
     """
-    return announced_rows(experiment.task(task), number, experiment.min_rows)
+    partition = experiment.task(task).partition
+    small = small_clients(partition)
+    if number in small:
+        log.warning(
+            "task %d: nothing is sent about %d rows: at least %d are required (policy.min_rows of "
+            "node.yaml, privacy.min_rows of the run)",
+            task + 1, small[number], experiment.min_rows,
+        )  # fmt: skip
+    return int(partition.sizes[number])
 
 
 def find_source(config: Config, folder: Path, task: int) -> DataConfig | None:

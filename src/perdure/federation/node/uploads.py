@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,6 @@ from perdure.contract.uploads import ClientResult, Field, Upload, limit_weights,
 from perdure.core.files import write_atomic
 from perdure.core.rng import system_generator
 from perdure.core.trees import Tensors, Tree, to_device
-from perdure.data.partition import small_clients
-from perdure.data.streams.stream import Task
 from perdure.federation.messages import BadMessage, NodeRequest, RequestBody, as_bad_message
 from perdure.federation.node.policy import NodePolicy, check_exchange
 from perdure.federation.node.run import ClientStateHistory
@@ -31,14 +28,11 @@ from perdure.training.collector import finite_clients, with_cap
 from perdure.training.engines.engine import client_work
 from perdure.training.engines.serial import SerialEngine
 from perdure.training.experiment import Experiment
-from perdure.training.local_training import LocalTraining
 from perdure.training.task_plan import TaskPlan
 
 # ------------------------------------------------------------------------------------------------
 # Training of one client on a node, and what comes of it.
 # ------------------------------------------------------------------------------------------------
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,34 +45,6 @@ class FinishedWork:
     """Its private parameters."""
     loss: float | None = None
     """Its mean training loss over the local steps. If None, it did not train."""
-
-
-def train_alone(training: LocalTraining, client: Client) -> FinishedWork:
-    """Train one client with the serial engine; one with too few rows does and sends nothing."""
-    if client.is_too_small:
-        return FinishedWork(ClientResult())
-    new_states: dict[int, tuple[Any, Tensors]] = {}
-
-    def keep(number: int, state: Any, private: Tensors) -> None:
-        new_states[number] = (state, private)
-
-    (uploads,) = SerialEngine().train(training, [client], keep)
-    state, private = new_states.get(client.id, (None, {}))
-    fields = {name: without_client_axis(field) for name, field in uploads.fields.items()}
-    _, loss = training.losses[client.id]
-    return FinishedWork(ClientResult(fields, state), private, loss)
-
-
-def announced_rows(task: Task, client: int, min_rows: int) -> int:
-    """Return the rows of a task that a node announces: 0 if they are too few to send anything."""
-    small = small_clients(task.partition)
-    if client in small:
-        log.warning(
-            "task %d: nothing is sent about %d rows: at least %d are required (policy.min_rows of "
-            "node.yaml, privacy.min_rows of the run)",
-            task.index + 1, small[client], min_rows,
-        )  # fmt: skip
-    return int(task.partition.sizes[client])
 
 
 def without_client_axis(field: Field) -> Field:
@@ -353,11 +319,22 @@ class ClientExchanges:
         fields, position = self.experiment.method.needs.per_client_fields, client.context.exchange
         if position:
             return FinishedWork(client_work(received.plan.exchanges.at(position), fields, client))
+        if client.is_too_small:  # it does nothing and sends nothing
+            return FinishedWork(ClientResult())
         server = received.server
         training = received.plan.local_training(
             client.context, server, received.broadcast, fields, losses={}
         )
-        return train_alone(training, client)
+        new_states: dict[int, tuple[Any, Tensors]] = {}
+
+        def keep(number: int, state: Any, private: Tensors) -> None:
+            new_states[number] = (state, private)
+
+        (uploads,) = SerialEngine().train(training, [client], keep)
+        state, private = new_states.get(client.id, (None, {}))
+        sent = {name: without_client_axis(field) for name, field in uploads.fields.items()}
+        _, loss = training.losses[client.id]
+        return FinishedWork(ClientResult(sent, state), private, loss)
 
     def _protect(
         self, request: NodeRequest, received: ReceivedBroadcast, client: Client, upload: Upload
