@@ -50,9 +50,7 @@ MEMORY = 12 << 30
 Edit = tuple[ast.AST, ast.AST]
 """A node and its replacement."""
 
-# ----------------------------------------------------------------------------------------------
-# The changes
-# ----------------------------------------------------------------------------------------------
+# ---- The changes
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt, ast.GtE),
@@ -254,9 +252,7 @@ OPERATORS: tuple[Callable[[ast.AST], Iterator[Edit]], ...] = (
     order, removal, extreme, bound,
 )  # fmt: skip
 
-# ----------------------------------------------------------------------------------------------
-# Where they apply
-# ----------------------------------------------------------------------------------------------
+# ---- Where they apply
 
 NEVER = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr, ast.arguments)
 LOGGERS = {"log", "logger", "logging", "warnings"}
@@ -478,9 +474,7 @@ def drawn(line: list[Mutant], draw: random.Random) -> Mutant | None:
     return mutant if sound(mutant.source, mutant.change) else None
 
 
-# ----------------------------------------------------------------------------------------------
-# Inside pytest: this file is its plugin
-# ----------------------------------------------------------------------------------------------
+# ---- Inside pytest: this file is its plugin
 
 
 def pytest_configure() -> None:
@@ -535,9 +529,7 @@ def pytest_sessionfinish() -> None:
         coverage.Coverage.current().save()
 
 
-# ----------------------------------------------------------------------------------------------
-# Which tests run which lines
-# ----------------------------------------------------------------------------------------------
+# ---- Which tests run which lines
 
 COVERAGE_SETTINGS = """[run]
 parallel = true
@@ -663,9 +655,7 @@ def plain(context: str) -> str:
     return re.sub(r" \((setup|call|teardown)\)$", "", context)
 
 
-# ----------------------------------------------------------------------------------------------
-# Running mutants
-# ----------------------------------------------------------------------------------------------
+# ---- Running mutants
 
 
 @dataclass(frozen=True)
@@ -795,9 +785,7 @@ def judge_all(
         yield from pool.map(task, mutants)
 
 
-# ----------------------------------------------------------------------------------------------
-# The report
-# ----------------------------------------------------------------------------------------------
+# ---- The report
 
 
 def survivor(mutant: Mutant) -> str:

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from perdure.core.trees import Tensors
 
-# ------------------------------------------------------------------------------------------------
-# Minimize b . x + c ||x||_G over the simplex, where b = G u for some u: linear plus a norm.
+# ---- Minimize b . x + c ||x||_G over the simplex, where b = G u for some u: linear plus a norm.
 #
 # c ||x||_G is the minimum of c / 2 (x G x / tau + tau) over tau > 0, and for a fixed tau the rest
 # is a least-squares problem with x >= 0, which an active-set method solves exactly. Its solution
@@ -35,7 +34,6 @@ from perdure.core.trees import Tensors
 # ||x||_G)_i by Cauchy-Schwarz.
 #
 # In all functions `gram` is G, float64 [n, n], and `b`, `u` and `x` are float64 [n].
-# ------------------------------------------------------------------------------------------------
 
 Doubles = NDArray[np.float64]
 
@@ -166,9 +164,7 @@ def minimize_on_face(
     return minimizer
 
 
-# ------------------------------------------------------------------------------------------------
-# Gradient alignment: combine several directions into one that opposes none, as far as possible.
-# ------------------------------------------------------------------------------------------------
+# ---- Gradient alignment: combine several directions into one that opposes none, as far as possible
 
 Solver = Literal["exact", "published"]
 Scale = Literal["paper", "published", "unit"]

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from perdure.core.trees import Tensors
 
-# ------------------------------------------------------------------------------------------------
-# Sums over examples from which classifiers follow in closed form.
+# ---- Sums over examples from which classifiers follow in closed form
 #
 # Every statistic here is a sum over rows, so that those of clients, and of tasks, add up to those
 # of all their rows together, whatever their order:
@@ -20,7 +19,6 @@ from perdure.core.trees import Tensors
 #     count_c = sum 1,  total_c = sum f,  gram = sum f f^T   (rows f of class c; gram of all rows)
 #
 # Nearest class mean, linear discriminant analysis and ridge regression need nothing else.
-# ------------------------------------------------------------------------------------------------
 
 
 class LinearHead(NamedTuple):
@@ -168,14 +166,12 @@ def squared_distances(rows: Tensor, means: Tensor, factors: Tensor) -> Tensor:
     return distances
 
 
-# ------------------------------------------------------------------------------------------------
-# Gaussians of classes with independent coordinates, and their mixtures over clients.
+# ---- Gaussians of classes with independent coordinates, and their mixtures over clients
 #
 # Class c of client l has mean mu_lc and biased variance sigma_lc^2 of its rows. The Gaussian
 # of the mixture in which client l has weight omega_l needs only weighted sums over the clients:
 #     sum omega_l a_lc,   sum omega_l a_lc mu_lc,   sum omega_l a_lc (mu_lc^2 + sigma_lc^2),
 # with a_lc = 1 if client l has the class, else 0 (PIP, eqs. 14 and 15).
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# ------------------------------------------------------------------------------------------------
-# Select few examples that represent many: their mean stays close to the class mean.
+# ---- Select few examples that represent many: their mean stays close to the class mean
 #
 # Herding: Welling, ICML 2009; as iCaRL uses it (Rebuffi et al., CVPR 2017). `select_by_eq5` is eq.
 # 5 of STAMP. MixStyle: Zhou, Yang, Qiao, Xiang, ICLR 2021.
-# ------------------------------------------------------------------------------------------------
 
 _EPSILON = 1e-6
 """Added to MixStyle's variances, as its authors do."""
@@ -157,12 +155,10 @@ def draw_mix_weights(count: int, generator: torch.Generator, alpha: float = 0.1)
     return torch.where(total > 0, gamma[0] / total.clamp(min=1e-30), 0.5)
 
 
-# ------------------------------------------------------------------------------------------------
-# The loss of a prototypical network, with its gradient written out.
+# ---- The loss of a prototypical network, with its gradient written out
 #
 # Snell, Swersky, Zemel: Prototypical Networks for Few-shot Learning, NeurIPS 2017. Written for
 # stacked batches, so that a stack of clients takes as many tensor operations as one client.
-# ------------------------------------------------------------------------------------------------
 
 
 def prototypical_loss(features: Tensor, y: Tensor, mask: Tensor | None, classes: int) -> Tensor:

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from perdure.algebra.subspaces import Subspace, principal_directions
 
-# ------------------------------------------------------------------------------------------------
-# Gaussian sketches: random mixtures of columns that keep the columns' principal directions.
-# ------------------------------------------------------------------------------------------------
+# ---- Gaussian sketches: random mixtures of columns that keep the columns' principal directions.
 
 
 def gaussian_sketch(columns: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -34,9 +32,7 @@ def gaussian_sketch(columns: Tensor, size: int, generator: torch.Generator) -> T
     return sketch
 
 
-# ------------------------------------------------------------------------------------------------
-# Accumulate the columns of a matrix block by block, without holding all of them.
-# ------------------------------------------------------------------------------------------------
+# ---- Accumulate the columns of a matrix block by block, without holding all of them
 
 
 @dataclass
@@ -110,13 +106,12 @@ class ColumnSample:
         return self._columns
 
 
-# ------------------------------------------------------------------------------------------------
-# Singular values of a matrix with Gaussian noise: which of them are signal, and how large it is.
+# ---- Singular values of a matrix with Gaussian noise: which of them are signal, and how large
+# it is
 #
 # The singular values of an m x n matrix of independent N(0, sigma^2) end at sigma (sqrt m + sqrt n)
 # (Bai and Yin 1988). A larger one belongs to a signal; below, noise and signal look alike, and the
 # directions are those of the noise.
-# ------------------------------------------------------------------------------------------------
 
 _QUANTILE = 3.27
 """Of the Tracy-Widom law of real matrices: the largest value of noise exceeds it once in 1,000."""

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from perdure.core.trees import Tensors
 
-# ------------------------------------------------------------------------------------------------
-# Subspaces of a layer's inputs by orthonormal bases, and projections of matrices onto them.
+# ---- Subspaces of a layer's inputs by orthonormal bases, and projections of matrices onto them.
 #
 # A weight W is out x in, inputs are columns of length d = in, and a basis O is d x r with
 # orthonormal columns. An update D of W leaves the outputs for all inputs in span(O) unchanged
 # exactly if D O = 0.
-# ------------------------------------------------------------------------------------------------
 
 TOLERANCE = 1e-6
 """Directions shorter than this fraction of the longest one are rounding."""
@@ -192,11 +190,9 @@ class Subspace:
         return Subspace(free=rest.to(self.free.dtype)), new
 
 
-# ------------------------------------------------------------------------------------------------
-# Rules for how many directions of a decomposition are kept.
+# ---- Rules for how many directions of a decomposition are kept
 #
 # All functions take the singular values s in descending order, float [r].
-# ------------------------------------------------------------------------------------------------
 
 
 def count_significant(singular: Tensor, scale: Tensor | None = None) -> int:

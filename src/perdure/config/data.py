@@ -17,9 +17,7 @@ from perdure.config.section import (
     Probability,
 )
 
-# ------------------------------------------------------------------------------------------------
-# The `data.augment` key: random changes of the images that clients train on.
-# ------------------------------------------------------------------------------------------------
+# ---- The `data.augment` key: random changes of the images that clients train on
 
 
 class AugmentConfig(KindSection):
@@ -50,9 +48,7 @@ class AugmentConfig(KindSection):
         raise NotImplementedError
 
 
-# ------------------------------------------------------------------------------------------------
-# The `data` section of a config: where examples come from and how they are read.
-# ------------------------------------------------------------------------------------------------
+# ---- The `data` section of a config: where examples come from and how they are read
 
 
 class DataConfig(KindSection):
@@ -154,9 +150,7 @@ def change_source(data: DataConfig, source: DataConfig) -> DataConfig:
     return source.model_copy(update={key: getattr(data, key) for key in shared})
 
 
-# ------------------------------------------------------------------------------------------------
-# The sources of `stream.domains`: those of `data`, each with a name.
-# ------------------------------------------------------------------------------------------------
+# ---- The sources of `stream.domains`: those of `data`, each with a name
 
 
 class DomainConfig(DataConfig):

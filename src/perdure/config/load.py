@@ -15,9 +15,7 @@ from perdure.core.documents import read_yaml_value, yaml_value
 from perdure.core.errors import UserError, bad_value
 from perdure.core.text import argument
 
-# ------------------------------------------------------------------------------------------------
-# Read, change, check and write configs. A mistake becomes one sentence (UserError).
-# ------------------------------------------------------------------------------------------------
+# ---- Read, change, check and write configs. A mistake becomes one sentence (UserError)
 
 RUN_FORMAT = 1
 """The format of run directories, which their config.yaml and their checkpoints state."""
@@ -124,9 +122,7 @@ def dump(config: Config) -> str:
     return text
 
 
-# ------------------------------------------------------------------------------------------------
-# Data that a command line names: a file, a folder, or a YAML file with one section or several.
-# ------------------------------------------------------------------------------------------------
+# ---- Data that a command line names: a file, a folder, or a YAML file with one section or several.
 
 _SOURCES = {
     ".npz": "npz",

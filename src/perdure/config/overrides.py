@@ -13,9 +13,7 @@ from perdure.config.stream import StreamConfig
 from perdure.config.train import FLAT_OPTIMIZER_KEYS, Aggregation, OptimizerConfig, Schedule
 from perdure.core.errors import UserError
 
-# ------------------------------------------------------------------------------------------------
-# The sections of a config that have several kinds, and the keys of each kind.
-# ------------------------------------------------------------------------------------------------
+# ---- The sections of a config that have several kinds, and the keys of each kind
 
 KIND_SECTIONS: dict[str, type[KindSection]] = {
     "data": DataConfig,
@@ -52,9 +50,7 @@ def drop_other_kinds(values: dict[str, Any], key: str, kind: Any) -> dict[str, A
     return {key: value for key, value in values.items() if key in allowed}
 
 
-# ------------------------------------------------------------------------------------------------
-# Change one key of a config that is given as plain values.
-# ------------------------------------------------------------------------------------------------
+# ---- Change one key of a config that is given as plain values
 
 
 def override_key(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

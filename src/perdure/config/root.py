@@ -37,9 +37,7 @@ from perdure.config.train import TrainConfig
 from perdure.core.errors import UserError
 from perdure.core.registry import dotted_path, import_object, kind_of
 
-# ------------------------------------------------------------------------------------------------
-# The `evaluate` section of a config.
-# ------------------------------------------------------------------------------------------------
+# ---- The `evaluate` section of a config
 
 
 def _with_path(value: Any) -> Any:
@@ -69,9 +67,7 @@ class EvaluateConfig(ConfigSection):
         return self
 
 
-# ------------------------------------------------------------------------------------------------
-# The `runs` section of a config.
-# ------------------------------------------------------------------------------------------------
+# ---- The `runs` section of a config
 
 
 class RunsConfig(ConfigSection):
@@ -105,9 +101,7 @@ class RunsConfig(ConfigSection):
         return self
 
 
-# ------------------------------------------------------------------------------------------------
-# The `privacy` section of a config.
-# ------------------------------------------------------------------------------------------------
+# ---- The `privacy` section of a config
 
 
 class PrivacyConfig(ConfigSection):
@@ -160,9 +154,7 @@ class WithAllMechanisms:
         return handler(PrivacyConfig.whole().__pydantic_core_schema__)
 
 
-# ------------------------------------------------------------------------------------------------
-# The `extensions` of a config: tasks that were added to a run after its start.
-# ------------------------------------------------------------------------------------------------
+# ---- The `extensions` of a config: tasks that were added to a run after its start
 
 _ALLOWED = ("clients.count", "clients.dropout", "clients.partition", "clients.per_round", "train")
 """Keys, and sections with their keys, that may change in the middle of a run."""
@@ -228,9 +220,7 @@ def read_extension(values: dict[str, Any]) -> Extension:
         raise UserError(f"extensions.{error}") from None
 
 
-# ------------------------------------------------------------------------------------------------
-# A whole config.
-# ------------------------------------------------------------------------------------------------
+# ---- A whole config
 
 
 class Config(ConfigSection):

@@ -26,9 +26,7 @@ from perdure.config.sentences import KIND_KEYS, describe
 from perdure.core.errors import UserError
 from perdure.core.registry import Registry, import_object
 
-# ------------------------------------------------------------------------------------------------
-# Types of the values in a config: numbers with bounds, strings, and words that YAML changes.
-# ------------------------------------------------------------------------------------------------
+# ---- Types of the values in a config: numbers with bounds, strings, and words that YAML changes.
 
 
 def reject_bool(value: Any) -> Any:
@@ -87,10 +85,9 @@ TextColumn = Annotated[
 """The column of texts, or the two columns of pairs of texts."""
 
 
-# ------------------------------------------------------------------------------------------------
-# What tuning may do with a number: `Annotated[PositiveFloat, Search(0.01, 1, log=True)]`. Values
+# ---- What tuning may do with a number: `Annotated[PositiveFloat, Search(0.01, 1, log=True)]`.
+# Values
 # outside of a range remain valid.
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -108,9 +105,7 @@ class Fixed:
     """Marks a number that tuning leaves alone: a budget, a size, or what the paper fixes."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Sections whose other keys are arguments of the user's class or function.
-# ------------------------------------------------------------------------------------------------
+# ---- Sections whose other keys are arguments of the user's class or function
 
 
 def with_arguments(values: Any, fields: Container[str]) -> Any:
@@ -148,9 +143,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-# ------------------------------------------------------------------------------------------------
-# What all sections of a config share, and how a section with several kinds is read.
-# ------------------------------------------------------------------------------------------------
+# ---- What all sections of a config share, and how a section with several kinds is read
 
 Context = dict[str, Any] | None
 """Validation context: `folder`, where files with custom classes are looked up."""
@@ -191,13 +184,11 @@ def read_section(cls: type[_Section], values: Mapping[str, Any], context: Contex
         raise ValueError(describe(error.errors()[0], section=cls, values=values)) from None
 
 
-# ------------------------------------------------------------------------------------------------
-# Sections with several kinds. A kind is one class: its keys, what it does, and its check.
+# ---- Sections with several kinds. A kind is one class: its keys, what it does, and its check
 #
 # A section's base class stands in this package; the classes of its kinds and the registry that
 # names them stand in the package that uses them. The registry is found by its dotted path when a
 # config is read, so that lower layers need not import higher ones.
-# ------------------------------------------------------------------------------------------------
 
 
 class KindSection(ConfigSection):

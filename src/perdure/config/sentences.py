@@ -10,9 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 
-# ------------------------------------------------------------------------------------------------
-# Types of config values in words, for docs and the command line.
-# ------------------------------------------------------------------------------------------------
+# ---- Types of config values in words, for docs and the command line
 
 _NAMES: dict[Any, str] = {int: "integer", float: "number", bool: "true or false", str: "string"}
 _SIGNS = ((Gt, ">", "gt"), (Ge, ">=", "ge"), (Lt, "<", "lt"), (Le, "<=", "le"))
@@ -61,9 +59,7 @@ def _bounds(metadata: Iterable[Any]) -> list[str]:
     return words
 
 
-# ------------------------------------------------------------------------------------------------
-# Sentences for people out of pydantic's problems: the key, the value and what is allowed.
-# ------------------------------------------------------------------------------------------------
+# ---- Sentences for people out of pydantic's problems: the key, the value and what is allowed
 
 BRANCHES = frozenset({"<one>", "<several>", "<number>", "<name>"})
 """Tags of the branches of a union, which pydantic puts into the path of a key."""
@@ -172,9 +168,7 @@ def _message(problem: Any) -> str:
     return message[0].lower() + message[1:]
 
 
-# ------------------------------------------------------------------------------------------------
-# The run directory: all files of a run, and the lock of the process that writes them.
-# ------------------------------------------------------------------------------------------------
+# ---- The run directory: all files of a run, and the lock of the process that writes them
 
 _log = logging.getLogger(__name__)
 

@@ -30,9 +30,7 @@ from perdure.config.sentences import describe
 if TYPE_CHECKING:
     from perdure.core.trees import Tensors
 
-# ------------------------------------------------------------------------------------------------
-# Bases of the sections with several kinds. The kinds are classes of perdure.training.
-# ------------------------------------------------------------------------------------------------
+# ---- Bases of the sections with several kinds. The kinds are classes of perdure.training
 
 
 class Aggregation(KindSection):
@@ -91,9 +89,7 @@ FLAT_OPTIMIZER_KEYS = {"momentum": ("sgd", Probability)}
 """Keys of an optimizer that may be written in the train section: its kind and the key's type."""
 
 
-# ------------------------------------------------------------------------------------------------
-# The `train` section of a config.
-# ------------------------------------------------------------------------------------------------
+# ---- The `train` section of a config
 
 
 class TrainConfig(ConfigSection):

@@ -22,9 +22,7 @@ from perdure.models.ops import ForwardPass
 
 log = logging.getLogger(__name__)
 
-# ------------------------------------------------------------------------------------------------
-# Small groups: classes of which a client has too few rows to send anything about them.
-# ------------------------------------------------------------------------------------------------
+# ---- Small groups: classes of which a client has too few rows to send anything about them
 
 
 def in_large_class(labels: Tensor, min_rows: int) -> Tensor:
@@ -40,9 +38,7 @@ def in_large_class(labels: Tensor, min_rows: int) -> Tensor:
     return torch.bincount(labels, minlength=1)[labels] >= min_rows
 
 
-# ------------------------------------------------------------------------------------------------
-# Arguments of a method's functions: the position in the run, the server, and a client.
-# ------------------------------------------------------------------------------------------------
+# ---- Arguments of a method's functions: the position in the run, the server, and a client
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from perdure.core.trees import Tree
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass
 
-# ------------------------------------------------------------------------------------------------
-# How well rows fit the tasks so far: what a router decides by.
-# ------------------------------------------------------------------------------------------------
+# ---- How well rows fit the tasks so far: what a router decides by
 
 NO_TASK = -1
 """The predicted task of a row that fits no known task."""
@@ -54,9 +52,7 @@ def task_margins(scores: Tensor) -> Tensor:
     return torch.where(second == -torch.inf, torch.nan, first - second)
 
 
-# ------------------------------------------------------------------------------------------------
-# What a method says about a run.
-# ------------------------------------------------------------------------------------------------
+# ---- What a method says about a run
 
 
 @dataclass(frozen=True)
@@ -74,13 +70,11 @@ class Diagnosis:
     none."""
 
 
-# ------------------------------------------------------------------------------------------------
-# A method: a frozen dataclass of hyperparameters that declares what happens in a task.
+# ---- A method: a frozen dataclass of hyperparameters that declares what happens in a task
 #
 # `exchanges` returns values (Train and Exchange); everything else that a method does is a function
 # that one of these values names. All functions are pure: they depend on their arguments and return
 # values. A method never uses the engine, the transport, a file, a clock or a global random state.
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,10 @@ from typing_extensions import TypeVar
 from perdure.core.errors import check_name, refuse
 from perdure.core.trees import Tensors
 
-# ------------------------------------------------------------------------------------------------
-# Uploads: the fields that clients send, and their sums on the server after an exchange.
+# ---- Uploads: the fields that clients send, and their sums on the server after an exchange
 #
 # A field of an upload is a `Sum` (the server needs only the weighted sum, so that secure
 # aggregation applies) or an `Each` (the server must see every client's value).
-# ------------------------------------------------------------------------------------------------
 
 S = TypeVar("S", default=Any)
 """Type of the server state."""
@@ -146,9 +144,7 @@ def _mean_per_client(values: dict[int, Tensors], weights: dict[int, float]) -> T
     }
 
 
-# ------------------------------------------------------------------------------------------------
-# Uploads in transit, of one client or a stack of clients, and how the server adds them up.
-# ------------------------------------------------------------------------------------------------
+# ---- Uploads in transit, of one client or a stack of clients, and how the server adds them up
 
 Losses = dict[int, tuple[float, float]]
 """By client, its weight and its mean training loss over the local steps of a round."""
@@ -197,9 +193,7 @@ def stack_of_one(client: int, weight: float, upload: Upload) -> StackedUploads:
     return StackedUploads((client,), (weight,), fields)
 
 
-# ------------------------------------------------------------------------------------------------
-# The largest weights with which clients may upload.
-# ------------------------------------------------------------------------------------------------
+# ---- The largest weights with which clients may upload
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,7 @@ def bad_value(key: str, value: object, expected: str) -> UserError:
     return UserError(f"{key}: must be {expected}, got {value!r}")
 
 
-# ------------------------------------------------------------------------------------------------
-# Errors of a method that breaks the contract: one sentence, the same on every engine.
-# ------------------------------------------------------------------------------------------------
+# ---- Errors of a method that breaks the contract: one sentence, the same on every engine
 
 
 class ContractError(RunError):

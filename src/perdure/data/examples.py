@@ -15,9 +15,7 @@ Array = np.ndarray[Any, Any]
 Text = str | tuple[str, str]
 """A text, or a pair of them."""
 
-# ------------------------------------------------------------------------------------------------
-# Labeled examples: stored once as uint8 or float32, normalized when a batch is gathered.
-# ------------------------------------------------------------------------------------------------
+# ---- Labeled examples: stored once as uint8 or float32, normalized when a batch is gathered
 
 
 class RowFeatures(Protocol):
@@ -137,9 +135,7 @@ class Examples:
         return change(self)
 
 
-# ------------------------------------------------------------------------------------------------
-# Examples of several tasks as one: each task's rows keep their permutation and normalization.
-# ------------------------------------------------------------------------------------------------
+# ---- Examples of several tasks as one: each task's rows keep their permutation and normalization.
 
 
 @dataclass(frozen=True)
@@ -248,9 +244,7 @@ def _cached(part: Examples, rows: Tensor) -> Tensor:
     return vectors
 
 
-# ------------------------------------------------------------------------------------------------
-# A source: training and test examples over named classes.
-# ------------------------------------------------------------------------------------------------
+# ---- A source: training and test examples over named classes
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.registry import Registry
 from perdure.data.examples import Source
 
-# ------------------------------------------------------------------------------------------------
-# Resizing images, and converting them between one and three channels.
-# ------------------------------------------------------------------------------------------------
+# ---- Resizing images, and converting them between one and three channels
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +115,7 @@ def _describe(shape: tuple[int, ...]) -> str:
     return f"{shape[1]}x{shape[2]} with {shape[0]} channel{'s' if shape[0] > 1 else ''}"
 
 
-# ------------------------------------------------------------------------------------------------
-# Random changes of training images, for a batch or a stack of batches at once.
-# ------------------------------------------------------------------------------------------------
+# ---- Random changes of training images, for a batch or a stack of batches at once
 
 AUGMENTATIONS: Registry[AugmentConfig] = Registry(
     key="data.augment.kind",

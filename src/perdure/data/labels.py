@@ -13,11 +13,9 @@ from perdure.core.errors import UserError
 from perdure.data.examples import Array, Examples, Source
 from perdure.data.source import check_classes, check_labels
 
-# ------------------------------------------------------------------------------------------------
-# Targets that are numbers (`data.target: number`), and their one class.
+# ---- Targets that are numbers (`data.target: number`), and their one class
 #
 # Where classes are counted, all examples with numbers are of one class, whose output is the number.
-# ------------------------------------------------------------------------------------------------
 
 NUMBER_CLASS = ("number",)
 """Names of the classes of examples whose targets are numbers."""
@@ -52,9 +50,7 @@ def check_numbers(y: Array, rows: int, name: str) -> Array:
     return numbers
 
 
-# ------------------------------------------------------------------------------------------------
-# Labels of a source, as numbers from 0 and the names that they stand for.
-# ------------------------------------------------------------------------------------------------
+# ---- Labels of a source, as numbers from 0 and the names that they stand for
 
 ClassNames = tuple[str, ...]
 
@@ -122,9 +118,7 @@ def sort_names(values: Array) -> ClassNames:
     return tuple(sorted(names, key=int) if is_integer else names)
 
 
-# ------------------------------------------------------------------------------------------------
-# Classes of several sources that share one label space: those of one name are one class.
-# ------------------------------------------------------------------------------------------------
+# ---- Classes of several sources that share one label space: those of one name are one class
 
 
 def unify_classes(sources: Sequence[Source]) -> list[Source]:

@@ -15,9 +15,7 @@ from perdure.core.rng import Rng
 from perdure.data.examples import Array, Examples
 from perdure.data.labels import class_labels
 
-# ------------------------------------------------------------------------------------------------
-# Partitions: which examples of a task each client holds, computed on demand.
-# ------------------------------------------------------------------------------------------------
+# ---- Partitions: which examples of a task each client holds, computed on demand
 
 
 class Partition(Protocol):
@@ -168,9 +166,7 @@ def present_only(partition: Partition, present: Array | None) -> Partition:
     return partition if present is None else PresentPartition(partition, present)
 
 
-# ------------------------------------------------------------------------------------------------
-# Dividing the rows of a task: by the kind of partition, among the clients that see the task.
-# ------------------------------------------------------------------------------------------------
+# ---- Dividing the rows of a task: by the kind of partition, among the clients that see the task.
 
 
 @dataclass(frozen=True)

@@ -206,9 +206,7 @@ class FolderPartition(NaturalPartition):
     in_folders: ClassVar[bool] = True
 
 
-# ------------------------------------------------------------------------------------------------
-# What several kinds are made of.
-# ------------------------------------------------------------------------------------------------
+# ---- What several kinds are made of
 
 
 def _even(total: int, parts: int) -> Array:

@@ -26,9 +26,7 @@ from perdure.data.sources.image_folder import Opener, decode_images
 from perdure.data.sources.table import FrameColumns, table_rows
 from perdure.data.sources.text import text_columns
 
-# ------------------------------------------------------------------------------------------------
-# Map-style datasets of torch, read once from the first example to the last.
-# ------------------------------------------------------------------------------------------------
+# ---- Map-style datasets of torch, read once from the first example to the last
 
 
 def torch_rows(train: Any, test: Any, config: ObjectKeys, location: ConfigLocation) -> RawData:
@@ -95,11 +93,9 @@ def _opener(image: Image.Image) -> Opener:
     return image.copy
 
 
-# ------------------------------------------------------------------------------------------------
-# Python objects as data: arrays, tensors, datasets, frames, and several of them.
+# ---- Python objects as data: arrays, tensors, datasets, frames, and several of them
 #
 # `as_source` converts an object to a source, `as_sources` one that has several parts or domains.
-# ------------------------------------------------------------------------------------------------
 
 Parts = dict[str, RawData]
 """Several data sets by name, such as one per task."""
@@ -295,9 +291,7 @@ def _text(value: Any) -> Text:
     return value[0], value[1]
 
 
-# ------------------------------------------------------------------------------------------------
-# A hash of the content of data that was given in Python, and the data as bytes.
-# ------------------------------------------------------------------------------------------------
+# ---- A hash of the content of data that was given in Python, and the data as bytes
 
 
 def data_kind(value: Any, rows: RawData | Parts) -> str:

@@ -15,9 +15,7 @@ from perdure.data.labels import encode_labels
 from perdure.data.source import ConfigLocation, check_inputs, check_tensor
 from perdure.data.text import hash_words
 
-# ------------------------------------------------------------------------------------------------
-# Random subsets of a source: a test split, and limits on the number of examples.
-# ------------------------------------------------------------------------------------------------
+# ---- Random subsets of a source: a test split, and limits on the number of examples
 
 
 def stratified_split(y: Array, fraction: float, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -61,9 +59,7 @@ def _random_rows(rows: int, limit: int, rng: np.random.Generator) -> Array:
     return np.sort(rng.choice(rows, limit, replace=False))
 
 
-# ------------------------------------------------------------------------------------------------
-# Labeled rows as a file or a Python object holds them, and the sources that are made of them.
-# ------------------------------------------------------------------------------------------------
+# ---- Labeled rows as a file or a Python object holds them, and the sources that are made of them.
 
 _DATA = ConfigLocation()
 

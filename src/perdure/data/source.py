@@ -75,9 +75,7 @@ class ObjectKeys(DataConfig):
     """Size of the hashed bag of words of a text, for models other than `text`."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Checks that the arrays of every source pass. They raise ValueError; readers add the path.
-# ------------------------------------------------------------------------------------------------
+# ---- Checks that the arrays of every source pass. They raise ValueError; readers add the path
 
 _LAYOUTS = "N x features, N x channels x length or N x H x W x channels"
 _FEW_CHANNELS = (1, 3)

@@ -21,9 +21,7 @@ from perdure.models.layers import Card
 from perdure.models.pretrained import PretrainedWeights
 from perdure.models.text_encoder import TextModel
 
-# ------------------------------------------------------------------------------------------------
-# Texts as rows of tokens, for models that read text (`model.kind: text`).
-# ------------------------------------------------------------------------------------------------
+# ---- Texts as rows of tokens, for models that read text (`model.kind: text`)
 
 Tokenize = Callable[[Sequence[Text]], list[list[int]]]
 """Returns the tokens of each text, with the special ones at its ends, cut to a length. A pair is
@@ -172,9 +170,7 @@ def _open_tokenizer(folder: Path, name: str) -> Any:
         raise bad_value("model.init", name, f"a model with a valid tokenizer ({reason})") from None
 
 
-# ------------------------------------------------------------------------------------------------
-# Texts as counts of hashed words, for models that are not text models.
-# ------------------------------------------------------------------------------------------------
+# ---- Texts as counts of hashed words, for models that are not text models
 
 _CHUNK = 4096
 

@@ -19,9 +19,7 @@ from perdure.evaluation.counts import count_numbers, r2_of
 from perdure.evaluation.metrics import Metric, MetricValues, TaskScores, add_sums, count_group
 from perdure.models.network import Network, Outputs
 
-# ------------------------------------------------------------------------------------------------
-# The outcome of an evaluation on one task: as sums that can be added, and as fractions of them.
-# ------------------------------------------------------------------------------------------------
+# ---- The outcome of an evaluation on one task: as sums that can be added, and as fractions of them
 
 MODES = ("task_agnostic", "task_aware", "routed")
 """Inference modes, as result.json names them."""
@@ -95,9 +93,7 @@ class EvaluationCounts:
         return self.correct[mode] / self.total if errors is None else r2_of(errors)
 
 
-# ------------------------------------------------------------------------------------------------
-# The predictions of a model on one task's test data, and their counts.
-# ------------------------------------------------------------------------------------------------
+# ---- The predictions of a model on one task's test data, and their counts
 
 
 @dataclass(frozen=True)
@@ -211,14 +207,12 @@ def predicted_labels(logits: Tensor, mask: Tensor, outputs: Outputs, last_task: 
     return outputs.output_labels(last_task)[best]
 
 
-# ------------------------------------------------------------------------------------------------
-# Accuracy and other metrics on every task so far, in three inference modes.
+# ---- Accuracy and other metrics on every task so far, in three inference modes
 #
 # task_agnostic: the prediction is the best of all outputs of the tasks seen so far.
 # task_aware:    the best of the outputs of the example's task, which is given.
 # routed:        the best of the outputs of the task that the method predicts for the example; of
 #                all tasks so far if it predicts that the example is of no known task (-1).
-# ------------------------------------------------------------------------------------------------
 
 __all__ = ["MODES", "Evaluation", "EvaluationCounts", "Evaluator", "evaluation_of"]
 BATCH_ROWS = 1024

@@ -24,9 +24,7 @@ from perdure.evaluation.counts import (
 )
 from perdure.models.network import Outputs
 
-# ------------------------------------------------------------------------------------------------
-# The base class of a metric of predictions.
-# ------------------------------------------------------------------------------------------------
+# ---- The base class of a metric of predictions
 
 
 class Metric:
@@ -51,9 +49,7 @@ class Metric:
         raise NotImplementedError
 
 
-# ------------------------------------------------------------------------------------------------
-# Metrics of predictions by name; one file each.
-# ------------------------------------------------------------------------------------------------
+# ---- Metrics of predictions by name; one file each
 
 METRICS: Registry[Metric] = Registry(
     key="evaluate.metrics",
@@ -122,9 +118,7 @@ def definition(metric: Metric | type[Metric]) -> str:
     return first if first[1:2].isupper() or first[1:2].isdigit() else first[:1].lower() + first[1:]
 
 
-# ------------------------------------------------------------------------------------------------
-# Accuracy.
-# ------------------------------------------------------------------------------------------------
+# ---- Accuracy
 
 
 class Accuracy(Metric):
@@ -136,9 +130,7 @@ class Accuracy(Metric):
         return float(counts.confusion.diagonal().sum()) / total if total else None
 
 
-# ------------------------------------------------------------------------------------------------
-# The area under the ROC curve.
-# ------------------------------------------------------------------------------------------------
+# ---- The area under the ROC curve
 
 
 class Auroc(Metric):
@@ -158,9 +150,7 @@ class Auroc(Metric):
         return float(areas.mean()) if len(areas) else None
 
 
-# ------------------------------------------------------------------------------------------------
-# The expected calibration error.
-# ------------------------------------------------------------------------------------------------
+# ---- The expected calibration error
 
 
 class Ece(Metric):
@@ -176,9 +166,7 @@ class Ece(Metric):
         return float((correct - confidence).abs().sum()) / total if total else None
 
 
-# ------------------------------------------------------------------------------------------------
-# The F1 score, averaged over classes.
-# ------------------------------------------------------------------------------------------------
+# ---- The F1 score, averaged over classes
 
 
 class MacroF1(Metric):
@@ -193,9 +181,7 @@ class MacroF1(Metric):
         return float(scores.mean()) if len(scores) else None
 
 
-# ------------------------------------------------------------------------------------------------
-# The mean absolute error.
-# ------------------------------------------------------------------------------------------------
+# ---- The mean absolute error
 
 
 class Mae(Metric):
@@ -210,9 +196,7 @@ class Mae(Metric):
         return absolute / examples if examples else None
 
 
-# ------------------------------------------------------------------------------------------------
-# R2, the coefficient of determination.
-# ------------------------------------------------------------------------------------------------
+# ---- R2, the coefficient of determination
 
 
 class R2(Metric):
@@ -225,9 +209,7 @@ class R2(Metric):
         return r2_of(counts.errors) if float(counts.errors[0]) else None
 
 
-# ------------------------------------------------------------------------------------------------
-# Sensitivity, which is recall.
-# ------------------------------------------------------------------------------------------------
+# ---- Sensitivity, which is recall
 
 
 class Sensitivity(Metric):
@@ -243,9 +225,7 @@ class Sensitivity(Metric):
         return float(recall[chosen].mean()) if chosen.any() else None
 
 
-# ------------------------------------------------------------------------------------------------
-# Specificity: how many of the others are not taken for a class.
-# ------------------------------------------------------------------------------------------------
+# ---- Specificity: how many of the others are not taken for a class
 
 
 class Specificity(Metric):
@@ -263,9 +243,7 @@ class Specificity(Metric):
         return float((1 - false_alarms / others)[chosen].mean()) if chosen.any() else None
 
 
-# ------------------------------------------------------------------------------------------------
-# The accuracy of the worst client.
-# ------------------------------------------------------------------------------------------------
+# ---- The accuracy of the worst client
 
 
 class WorstClient(Metric):
@@ -279,9 +257,7 @@ class WorstClient(Metric):
         return min((value for value in values if value is not None), default=None)
 
 
-# ------------------------------------------------------------------------------------------------
-# Metrics of one task's predictions, by mode and by client.
-# ------------------------------------------------------------------------------------------------
+# ---- Metrics of one task's predictions, by mode and by client
 
 ModeSums = Mapping[str, Tensors]
 """Counts by mode and name."""

@@ -52,9 +52,7 @@ from perdure.methods.merged_train import (
 )
 from perdure.models.network import Network
 
-# ------------------------------------------------------------------------------------------------
-# Exchanges of one method as exchanges of a combination, in which it sees its own fields.
-# ------------------------------------------------------------------------------------------------
+# ---- Exchanges of one method as exchanges of a combination, in which it sees its own fields
 
 
 def part_exchange(name: str, exchange: Exchange) -> Exchange:
@@ -106,9 +104,7 @@ def _aggregate(name: str, function: Callable[..., Server]) -> Callable[..., Serv
     return aggregate
 
 
-# ------------------------------------------------------------------------------------------------
-# Combinations of methods, such as
-# ------------------------------------------------------------------------------------------------
+# ---- Combinations of methods, such as
 
 Parts = tuple[tuple[str, Method], ...]
 """Methods with their kinds."""

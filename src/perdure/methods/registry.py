@@ -215,9 +215,7 @@ def method_schema(kind: str, method_dir: Path | None = None) -> dict[str, Any]:
     return schema
 
 
-# ------------------------------------------------------------------------------------------------
-# The JSON Schema of a config, with every method and stream that is built in or installed.
-# ------------------------------------------------------------------------------------------------
+# ---- The JSON Schema of a config, with every method and stream that is built in or installed
 
 
 def config_schema() -> dict[str, Any]:

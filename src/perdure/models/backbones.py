@@ -24,9 +24,7 @@ from perdure.models.pretrained import (
 )
 from perdure.models.transformer import Encoder, Prefixes
 
-# ------------------------------------------------------------------------------------------------
-# The keys of pretrained transformers.
-# ------------------------------------------------------------------------------------------------
+# ---- The keys of pretrained transformers
 
 
 class BackboneModel(ModelConfig):
@@ -78,9 +76,7 @@ def trained_blocks(blocks: int | None, depth: int) -> int | None:
     return blocks
 
 
-# ------------------------------------------------------------------------------------------------
-# A frozen transformer that takes prompts.
-# ------------------------------------------------------------------------------------------------
+# ---- A frozen transformer that takes prompts
 
 
 class PromptableBackbone(Protocol):

@@ -18,9 +18,7 @@ from perdure.models import ops
 from perdure.models.layers import Body, BodySetup, Layer, linear_layer
 from perdure.models.ops import ForwardPass
 
-# ------------------------------------------------------------------------------------------------
-# The assignment of a network's outputs to classes and tasks.
-# ------------------------------------------------------------------------------------------------
+# ---- The assignment of a network's outputs to classes and tasks
 
 
 @dataclass(frozen=True)
@@ -118,9 +116,7 @@ class Outputs:
         return mask
 
 
-# ------------------------------------------------------------------------------------------------
-# A network: a body, and a head with one output per class or one block of outputs per task.
-# ------------------------------------------------------------------------------------------------
+# ---- A network: a body, and a head with one output per class or one block of outputs per task
 
 
 @dataclass(frozen=True)

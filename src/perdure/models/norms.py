@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# ------------------------------------------------------------------------------------------------
-# Batch normalization over the rows that are not padding, with its gradient written out.
+# ---- Batch normalization over the rows that are not padding, with its gradient written out
 #
 # Differentiated operation by operation, a traced step would have about a hundred operations per
 # layer; with the gradient written out it has about twenty.
-# ------------------------------------------------------------------------------------------------
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
 
@@ -87,15 +85,13 @@ def per_channel(value: Tensor, like: Tensor) -> Tensor:
     return value.reshape(-1, *[1] * (like.dim() - 2))
 
 
-# ------------------------------------------------------------------------------------------------
-# Batch normalization over all rows, exact to float rounding in every memory layout.
+# ---- Batch normalization over all rows, exact to float rounding in every memory layout
 #
 # For channels-last images on a CPU, torch's kernel adds up the values of a channel one by one in
 # float32. Over the 50 000 values of 64 images of 28x28 pixels the variance is wrong by 1e-5, a
 # hundred times the rounding of one number, and units near zero end up on the other side of a ReLU.
 # In that case the sums are taken here: of centered values, by tensor operations, which sum
 # pairwise.
-# ------------------------------------------------------------------------------------------------
 
 _FEW = 256
 """Values per channel up to which torch's kernel is as exact; it is faster on small tensors."""

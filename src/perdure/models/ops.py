@@ -14,9 +14,7 @@ from perdure.core.trees import Tensors
 from perdure.models.norms import masked_norm, per_channel, plain_norm
 from perdure.models.stacked import ConvGeometry, channels_last, stackable_conv, stackable_linear
 
-# ------------------------------------------------------------------------------------------------
-# One forward pass: the inputs of a model besides its parameters and its batch.
-# ------------------------------------------------------------------------------------------------
+# ---- One forward pass: the inputs of a model besides its parameters and its batch
 
 
 @dataclass
@@ -54,12 +52,10 @@ class ForwardPass:
     """Calls of dropout so far: each hashes different noise."""
 
 
-# ------------------------------------------------------------------------------------------------
-# The layer functions that models are composed of.
+# ---- The layer functions that models are composed of
 #
 # Each is a pure function that runs on one client's tensors and, under vmap, on the stacked tensors
 # of many clients. Further inputs and outputs are fields of the `ForwardPass`.
-# ------------------------------------------------------------------------------------------------
 
 # The constants of the splitmix64 generator, as the signed numbers that int64 arithmetic needs.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

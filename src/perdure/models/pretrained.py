@@ -24,9 +24,7 @@ from perdure.core.trees import Tensors, to_device
 from perdure.models.transformer import Encoder
 from perdure.models.weights import Shapes
 
-# ------------------------------------------------------------------------------------------------
-# Convert parameters of Hugging Face's ViTModel and BertModel to our names, and back.
-# ------------------------------------------------------------------------------------------------
+# ---- Convert parameters of Hugging Face's ViTModel and BertModel to our names, and back
 
 Names = dict[str, tuple[str, ...]]
 """Our name -> the names of the tensors that are concatenated to it."""
@@ -146,9 +144,7 @@ def _refuse(problem: str, names: list[str]) -> None:
         raise ValueError(f"it {problem} {names[0]}{more}")
 
 
-# ------------------------------------------------------------------------------------------------
-# Find pretrained weights of backbones, read their config.json, and load them.
-# ------------------------------------------------------------------------------------------------
+# ---- Find pretrained weights of backbones, read their config.json, and load them
 
 BUILTIN = "builtin"
 RANDOM_START = "random"

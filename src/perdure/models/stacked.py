@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# ------------------------------------------------------------------------------------------------
-# A linear layer whose vectorized form is a few batched matrix products.
+# ---- A linear layer whose vectorized form is a few batched matrix products
 #
 # vmap turns a linear layer with one weight per client into products of transposed views, and the
 # weight's gradient gets a layout that slows every later step down. Here the stacked forward pass is
@@ -20,7 +19,6 @@ from torch.nn import functional as F
 # The weight's gradient may use other inputs than the forward pass. With a projection P of the
 # inputs x, the weight's gradient grad^T (x P) equals (grad^T x) P: the gradient is projected at the
 # price of projecting one batch.
-# ------------------------------------------------------------------------------------------------
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None]
 
@@ -131,14 +129,12 @@ def client_axis_first(value: Tensor, dim: int | None, size: int) -> Tensor:
     return value if dim == 0 else value.movedim(dim, 0)  # a bare movedim is an op in the trace
 
 
-# ------------------------------------------------------------------------------------------------
-# A convolution with separate weights per client.
+# ---- A convolution with separate weights per client
 #
 # vmap uses one grouped convolution, which is best for tiny images, where launching an operation
 # takes longer than running it. For larger images, copying into the grouped layout and back takes
 # longer than it saves, so there is one convolution per client, in channels-last layout, in which
 # convolution and pooling are fastest on a CPU.
-# ------------------------------------------------------------------------------------------------
 
 _TINY = 2_000_000
 """Multiplications per client below which the grouped form is faster (measured)."""

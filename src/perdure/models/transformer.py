@@ -15,13 +15,11 @@ from perdure.core.trees import Tensors
 from perdure.models.layers import Layer, linear_layer
 from perdure.models.ops import ForwardPass
 
-# ------------------------------------------------------------------------------------------------
-# Remove padding from rows of tokens, for layers that treat every token separately.
+# ---- Remove padding from rows of tokens, for layers that treat every token separately
 #
 # A text of 8 tokens in a row of 16 is half padding, on which projections, perceptrons and norms
 # would waste time. They get the real tokens of all rows in one list; only attention, which needs
 # the rows, gets them back with zeros in the padding.
-# ------------------------------------------------------------------------------------------------
 
 _WORTH_IT = 0.9
 """Fraction of real tokens below which packing is worth its two copies per block."""
@@ -73,8 +71,7 @@ def make_packing(padding: Tensor | None, fwd: ForwardPass) -> Packing:
     return Packing(positions, *padding.shape)
 
 
-# ------------------------------------------------------------------------------------------------
-# Transformer blocks that vision and text backbones share.
+# ---- Transformer blocks that vision and text backbones share
 #
 # Backbones run without dropout: they are either frozen under prompts, or fine-tuned in few steps
 # per round.
@@ -83,7 +80,6 @@ def make_packing(padding: Tensor | None, fwd: ForwardPass) -> Packing:
 # torch 2.13 the fused kernel of CPUs has no batching rule: under vmap it runs client by client,
 # which is slower than the plain formula, while without vmap the fused kernel is faster, most of all
 # without gradients.
-# ------------------------------------------------------------------------------------------------
 
 Prefixes = Mapping[int, Tensor]
 """By block: keys and values, [batch, length, 2 * width], that precede the block's keys and values.

@@ -152,9 +152,7 @@ def _resize_matrix(old: int, new: int) -> Tensor:
     return interpolate(pixels, (new, old), mode="bilinear", antialias=new < old)[0, 0]
 
 
-# ------------------------------------------------------------------------------------------------
-# The kind of model.
-# ------------------------------------------------------------------------------------------------
+# ---- The kind of model
 
 
 class VitModel(BackboneModel):

@@ -17,13 +17,11 @@ from perdure.core.trees import Tensors, decode, to_device
 from perdure.models.layers import Layer
 from perdure.models.transformer import Encoder, random_params
 
-# ------------------------------------------------------------------------------------------------
-# The initial weights of a backbone, and the selection of those that are trained.
+# ---- The initial weights of a backbone, and the selection of those that are trained
 #
 # A backbone's weights are read once per process. They are the initial values of a backbone that is
 # fine-tuned, and constants of a frozen one. Constants are not parameters: they are neither sent nor
 # saved with a run.
-# ------------------------------------------------------------------------------------------------
 
 Shapes = dict[str, tuple[int, ...]]
 """Shape of each parameter, by name."""
@@ -114,9 +112,7 @@ def _random(
     return values
 
 
-# ------------------------------------------------------------------------------------------------
-# Load initial weights from a safetensors file, and report which names matched.
-# ------------------------------------------------------------------------------------------------
+# ---- Load initial weights from a safetensors file, and report which names matched
 
 _WRAPPERS = ("module.", "model.", "backbone.")
 _HEADS = ("linear.", "fc.", "classifier.")

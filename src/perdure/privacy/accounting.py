@@ -14,9 +14,7 @@ from torch import Tensor
 
 from perdure.core.registry import require
 
-# ------------------------------------------------------------------------------------------------
-# The guarantee of Gaussian noise: (epsilon, delta) by Renyi accounting, with dp-accounting.
-# ------------------------------------------------------------------------------------------------
+# ---- The guarantee of Gaussian noise: (epsilon, delta) by Renyi accounting, with dp-accounting.
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,7 @@ def _epsilon(dp: Any, event: Any, delta: float, relation: str) -> float:
     return float(accountant.compose(event).get_epsilon(delta))
 
 
-# ------------------------------------------------------------------------------------------------
-# The Gaussian mechanism on a sum over clients: clipping, and the noise that each client adds.
-# ------------------------------------------------------------------------------------------------
+# ---- The Gaussian mechanism on a sum over clients: clipping, and the noise that each client adds.
 
 
 def clip_norm(matrix: Tensor, limit: float) -> Tensor:
@@ -97,12 +93,10 @@ def gaussian_sigma(epsilon: float, delta: float, clients: int, sensitivity: floa
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta) / clients) / epsilon
 
 
-# ------------------------------------------------------------------------------------------------
-# Where a real server drew noise for sums, for the accounting.
+# ---- Where a real server drew noise for sums, for the accounting
 #
 # A server that resumes from a checkpoint repeats rounds. Nodes may have received the models that it
 # made before, and the noise of the repeated sums is new: each draw is one more sum.
-# ------------------------------------------------------------------------------------------------
 
 Position = tuple[int, int, int]
 """Task, round and exchange."""

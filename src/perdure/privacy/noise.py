@@ -37,8 +37,7 @@ from perdure.privacy.secagg.journal import min_survivors
 if TYPE_CHECKING:
     from perdure.privacy.chain import OwnerPolicy
 
-# ------------------------------------------------------------------------------------------------
-# Clip uploads and add Gaussian noise to them.
+# ---- Clip uploads and add Gaussian noise to them
 #
 # Fields of an upload differ in scale: FOT's sketches are a hundred times longer than its fractions.
 # Therefore each field f of a client's upload is scaled down apart, to a norm L_f: `clip`, or the
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
 #                       which the sum can be opened
 #     local             every client adds the whole noise to its upload, so that the server may see
 #                       it alone: fields may be per client (`Each`)
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -187,9 +185,7 @@ def _gaussian(like: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
     return (sigma * torch.randn(like.shape, generator=generator)).to(like)
 
 
-# ------------------------------------------------------------------------------------------------
-# The mechanism of a run: which noise an exchange has, who draws it, and what it guarantees.
-# ------------------------------------------------------------------------------------------------
+# ---- The mechanism of a run: which noise an exchange has, who draws it, and what it guarantees.
 
 DRAWS_FILE = "draws.txt"
 """Name of the file in a run directory that says where the server drew noise."""

@@ -13,9 +13,7 @@ from perdure.core.files import hash_name, read_hashed, remove_temporaries, sync,
 from perdure.core.states import from_tree, to_tree
 from perdure.core.trees import SUFFIX, Tensors, Tree, copy_tree, decode, encode
 
-# ------------------------------------------------------------------------------------------------
-# Conversion of a client's state and private parameters to the one tree that is stored.
-# ------------------------------------------------------------------------------------------------
+# ---- Conversion of a client's state and private parameters to the one tree that is stored
 
 _PRIVATE = "private parameters"
 """Contains a space, so no field of a dataclass can have this name."""
@@ -49,9 +47,7 @@ def _without_private(tree: Tree) -> Tree:
     return {name: value for name, value in tree.items() if name != _PRIVATE}
 
 
-# ------------------------------------------------------------------------------------------------
-# Storage of client states between rounds, on disk if they are too many for memory.
-# ------------------------------------------------------------------------------------------------
+# ---- Storage of client states between rounds, on disk if they are too many for memory
 
 
 class ClientStore:

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
 
 
-# ------------------------------------------------------------------------------------------------
-# Uploads in transit, of one client or a stack of clients, and how the server adds them up.
-# ------------------------------------------------------------------------------------------------
+# ---- Uploads in transit, of one client or a stack of clients, and how the server adds them up
 
 _LARGEST = 2.0**100
 """Bound on weights and weighted values: float32 holds the sum of 2^27 of them."""
@@ -226,12 +224,10 @@ def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# How much one client may count: weights from the sizes that clients announced, capped.
+# ---- How much one client may count: weights from the sizes that clients announced, capped
 #
 # A node of a federation can announce any number of examples. It counts with at most
 # `federation.max_node_share` of the weight of the clients that are asked in an exchange.
-# ------------------------------------------------------------------------------------------------
 
 
 def weight_bounds(

@@ -23,9 +23,7 @@ from perdure.training.experiment import Experiment
 from perdure.training.privacy import privacy_spent
 from perdure.training.state import RunState
 
-# ------------------------------------------------------------------------------------------------
-# Accuracy and metrics of the models of a run on some tasks.
-# ------------------------------------------------------------------------------------------------
+# ---- Accuracy and metrics of the models of a run on some tasks
 
 
 def measure(
@@ -77,9 +75,7 @@ def _unrouted(scores: MetricValues) -> MetricValues:
     return {name: {**by_mode, "routed": None} for name, by_mode in scores.items()}
 
 
-# ------------------------------------------------------------------------------------------------
-# Warnings that a run gives once: what a method says of its limits, and that a run diverges.
-# ------------------------------------------------------------------------------------------------
+# ---- Warnings that a run gives once: what a method says of its limits, and that a run diverges.
 
 log = logging.getLogger(__name__)
 EXPLODES = 10.0
@@ -159,9 +155,7 @@ def _length(tensors: Tensors) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(value)) for value in values))
 
 
-# ------------------------------------------------------------------------------------------------
-# Events: what a run reports after every round and every task, as lines of events.jsonl.
-# ------------------------------------------------------------------------------------------------
+# ---- Events: what a run reports after every round and every task, as lines of events.jsonl
 
 EventCallback = Callable[[RunState, Event], None]
 """Called as `callback(state, event)`."""

@@ -62,9 +62,7 @@ from perdure.training.task_plan import (
     task_targets,
 )
 
-# ------------------------------------------------------------------------------------------------
-# Parts of an experiment that its config chooses: device, outputs of the head, feature cache.
-# ------------------------------------------------------------------------------------------------
+# ---- Parts of an experiment that its config chooses: device, outputs of the head, feature cache.
 
 
 def choose_device(name: str) -> torch.device:
@@ -114,9 +112,7 @@ def cache_frozen_features(stream: Stream, network: Network, folder: Path | None 
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# An experiment: the objects that a config names, built and checked before training.
-# ------------------------------------------------------------------------------------------------
+# ---- An experiment: the objects that a config names, built and checked before training
 
 log = logging.getLogger(__name__)
 

@@ -255,9 +255,7 @@ def clip_gradients(grads: Tensors, limit: float) -> Tensors:
     return {name: g * factor for name, g in grads.items()}
 
 
-# ------------------------------------------------------------------------------------------------
-# The batches of a client's local steps, and the seed of their random numbers.
-# ------------------------------------------------------------------------------------------------
+# ---- The batches of a client's local steps, and the seed of their random numbers
 
 
 @dataclass(frozen=True)
@@ -299,9 +297,7 @@ def first_dropout_seed(client: Client) -> int:
     return context.rng.key("dropout", context.task, context.round, client.id) >> 1
 
 
-# ------------------------------------------------------------------------------------------------
-# Augmented images in local steps: each client draws its random numbers as it would alone.
-# ------------------------------------------------------------------------------------------------
+# ---- Augmented images in local steps: each client draws its random numbers as it would alone
 
 
 def augmentation_draws(

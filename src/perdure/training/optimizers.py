@@ -12,9 +12,7 @@ from perdure.config.section import NonNegativeFloat, PositiveFloat, PositiveInt,
 from perdure.config.train import OptimizerConfig, Schedule, TrainConfig
 from perdure.core.registry import Registry
 
-# ------------------------------------------------------------------------------------------------
-# Schedules of the learning rate: `train.schedule`.
-# ------------------------------------------------------------------------------------------------
+# ---- Schedules of the learning rate: `train.schedule`
 
 SCHEDULES: Registry[Schedule] = Registry(
     key="train.schedule.kind", base=Schedule, base_name="perdure.config.train.Schedule",
@@ -89,12 +87,10 @@ def learning_rate(config: TrainConfig, task: int, round_: int, rounds: int) -> f
     return config.lr * config.task_decay**task * config.schedule.factor(round_, rounds)
 
 
-# ------------------------------------------------------------------------------------------------
-# Optimizers: `train.optimizer`.
+# ---- Optimizers: `train.optimizer`
 #
 # They are arithmetic on lists of tensors, in place, so that stacked clients cost one call, and
 # follow torch.optim's formulas; the tests compare step by step.
-# ------------------------------------------------------------------------------------------------
 
 OPTIMIZERS: Registry[OptimizerConfig] = Registry(
     key="train.optimizer.kind", base=OptimizerConfig,

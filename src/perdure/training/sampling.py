@@ -19,9 +19,7 @@ from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
 
-# ------------------------------------------------------------------------------------------------
-# Sampling of the clients of a round, and of those that drop out of it.
-# ------------------------------------------------------------------------------------------------
+# ---- Sampling of the clients of a round, and of those that drop out of it
 
 
 def clients_with_data(task: Task) -> list[int]:
@@ -75,9 +73,7 @@ def remove_dropouts(config: Config, sampled: list[int], context: Context) -> lis
     return [client for client in sampled if client not in missing]
 
 
-# ------------------------------------------------------------------------------------------------
-# Participation in the rounds of a federation: the quorum, and the counts for the report.
-# ------------------------------------------------------------------------------------------------
+# ---- Participation in the rounds of a federation: the quorum, and the counts for the report
 
 
 def missing_nodes(

@@ -13,12 +13,11 @@ from perdure.contract.needs import Needs
 from perdure.core.errors import bad_value
 from perdure.methods.registry import build_complete
 
-# ------------------------------------------------------------------------------------------------
-# Settings that a config may leave to its method: head, outputs in the loss, weights, server step.
+# ---- Settings that a config may leave to its method: head, outputs in the loss, weights, server
+# step
 #
 # A run records what was chosen in its config.yaml. A comparison chooses one value for all its
 # methods (`perdure.runs.compare.common_settings`).
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

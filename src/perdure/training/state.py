@@ -231,9 +231,7 @@ def _add_rows(
         rows.append([by_mode[mode] for by_mode in values] + later)
 
 
-# ------------------------------------------------------------------------------------------------
-# The check of a server after an exchange, without which nothing of it is kept or saved.
-# ------------------------------------------------------------------------------------------------
+# ---- The check of a server after an exchange, without which nothing of it is kept or saved
 
 
 def check_server(method: Method, before: Server, server: Server, where: str) -> Server:

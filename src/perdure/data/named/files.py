@@ -38,9 +38,7 @@ from perdure.models.adapter.build import import_library
 if TYPE_CHECKING:
     from perdure.data.named.load import NamedData
 
-# ------------------------------------------------------------------------------------------------
-# Files with data sets: their names, the cache, and how they are written.
-# ------------------------------------------------------------------------------------------------
+# ---- Files with data sets: their names, the cache, and how they are written
 
 log = logging.getLogger(__name__)
 _DIGITS = 32
@@ -148,9 +146,7 @@ def _last(images: Array) -> Array:
     return images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Data sets from Hugging Face's hub and from torchvision.
-# ------------------------------------------------------------------------------------------------
+# ---- Data sets from Hugging Face's hub and from torchvision
 
 _TEST = ("test", "validation", "valid", "val")
 

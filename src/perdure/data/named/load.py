@@ -31,9 +31,7 @@ from perdure.data.sources.arrays import NpzData, array_rows
 from perdure.data.sources.image_folder import FolderData, load_folder, load_folder_domains
 from perdure.data.sources.text import TextData
 
-# ------------------------------------------------------------------------------------------------
-# Making the file of a data set from its official files.
-# ------------------------------------------------------------------------------------------------
+# ---- Making the file of a data set from its official files
 
 _OPTIONS = {"path": "--from", "size": "--size"}
 
@@ -107,9 +105,7 @@ def _from_images(data_set: DataSet, folder: Path, size: int | None, fraction: fl
     return source_arrays([load_folder(config, Rng(0), location)])
 
 
-# ------------------------------------------------------------------------------------------------
-# Data sets by name: where they are looked for, and how what is found is read.
-# ------------------------------------------------------------------------------------------------
+# ---- Data sets by name: where they are looked for, and how what is found is read
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,7 @@ from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import find_idx, read_idx
 from perdure.data.sources.image_folder import FolderData, decode_files
 
-# ------------------------------------------------------------------------------------------------
-# CIFAR's files: the binary version, and the Python version, whose pickles run no code here.
-# ------------------------------------------------------------------------------------------------
+# ---- CIFAR's files: the binary version, and the Python version, whose pickles run no code here.
 
 _PIXELS = 3 * 32 * 32
 _LARGEST = 1 << 30
@@ -216,9 +214,7 @@ def _plain(value: Any) -> Any:
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-# ------------------------------------------------------------------------------------------------
-# Official files of texts, as rows with the fields of JSON lines.
-# ------------------------------------------------------------------------------------------------
+# ---- Official files of texts, as rows with the fields of JSON lines
 
 TextRows = list[dict[str, str]]
 """Texts: `text`, `label` and `split` or `domain`."""
@@ -273,9 +269,7 @@ def read_amazon(folder: Path, _: DataSet) -> TextRows:
     return rows
 
 
-# ------------------------------------------------------------------------------------------------
-# The official files of data sets, one reader per format.
-# ------------------------------------------------------------------------------------------------
+# ---- The official files of data sets, one reader per format
 
 Arrays = dict[str, Array]
 """The arrays of an npz file, by name."""

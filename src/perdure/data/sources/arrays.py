@@ -23,9 +23,7 @@ from perdure.data.examples import Array, Examples, Source
 from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source, stratified_split
 from perdure.data.source import ConfigLocation, check_classes, check_images, check_labels
 
-# ------------------------------------------------------------------------------------------------
-# Named arrays as labeled rows: the layout of npz files and of dicts in Python.
-# ------------------------------------------------------------------------------------------------
+# ---- Named arrays as labeled rows: the layout of npz files and of dicts in Python
 
 _TRAIN, _TEST = ("x_train", "y_train"), ("x_test", "y_test")
 
@@ -121,9 +119,7 @@ def _one_per_row(values: Array, count: int, name: str) -> Array:
     return values
 
 
-# ------------------------------------------------------------------------------------------------
-# The file format of MNIST: idx files, gzipped or not.
-# ------------------------------------------------------------------------------------------------
+# ---- The file format of MNIST: idx files, gzipped or not
 
 _UNSIGNED_BYTE = 0x08
 _NAME = re.compile(r"((?:.*-)?)(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
@@ -198,9 +194,7 @@ def read_idx(path: Path) -> Array:
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()
 
 
-# ------------------------------------------------------------------------------------------------
-# Sources stored as arrays: the digits of scikit-learn, and npz files.
-# ------------------------------------------------------------------------------------------------
+# ---- Sources stored as arrays: the digits of scikit-learn, and npz files
 
 
 class DigitsData(DataConfig):

@@ -26,9 +26,7 @@ from perdure.data.source import ConfigLocation, ObjectKeys
 from perdure.data.sources.image_folder import Opener, decode_images
 from perdure.data.sources.text import check_label_types, text_columns, text_of
 
-# ------------------------------------------------------------------------------------------------
-# Whether a download can work at all: found out in seconds, without the retries of libraries.
-# ------------------------------------------------------------------------------------------------
+# ---- Whether a download can work at all: found out in seconds, without the retries of libraries.
 
 _SECONDS = 5.0
 
@@ -60,9 +58,7 @@ def is_reachable(url: str) -> bool:
         return False
 
 
-# ------------------------------------------------------------------------------------------------
-# Datasets of Hugging Face, by local path or by name (extra `huggingface`).
-# ------------------------------------------------------------------------------------------------
+# ---- Datasets of Hugging Face, by local path or by name (extra `huggingface`)
 
 _TEST_SPLITS = ("test", "validation", "valid", "val")
 

@@ -23,9 +23,7 @@ from perdure.data.images import fit_images
 from perdure.data.rows import stratified_split
 from perdure.data.source import ConfigLocation
 
-# ------------------------------------------------------------------------------------------------
-# Image files, and folders of them.
-# ------------------------------------------------------------------------------------------------
+# ---- Image files, and folders of them
 
 log = logging.getLogger(__name__)
 
@@ -269,9 +267,7 @@ def _decoded(image: Image.Image, channels: int, name: str, location: ConfigLocat
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Folders of images in which the first level names the client.
-# ------------------------------------------------------------------------------------------------
+# ---- Folders of images in which the first level names the client
 
 
 def load_client_folders(config: FolderData, rng: Rng, location: ConfigLocation) -> Source:

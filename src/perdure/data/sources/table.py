@@ -26,9 +26,7 @@ from perdure.data.labels import sort_names
 from perdure.data.rows import RawData, RawRows, Reading, rows_domains, rows_source
 from perdure.data.source import ConfigLocation, ObjectKeys
 
-# ------------------------------------------------------------------------------------------------
-# Columns of CSV and Parquet files: numbers for features, strings for everything else.
-# ------------------------------------------------------------------------------------------------
+# ---- Columns of CSV and Parquet files: numbers for features, strings for everything else
 
 _TRUTH = {"true": "1", "false": "0"}
 _PARQUET = ".parquet"
@@ -232,9 +230,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-# ------------------------------------------------------------------------------------------------
-# Tables with one example per row: CSV and Parquet files, and the frames of pandas.
-# ------------------------------------------------------------------------------------------------
+# ---- Tables with one example per row: CSV and Parquet files, and the frames of pandas
 
 _SPLITS = ("train", "test", "val", "valid", "validation")
 
@@ -386,9 +382,7 @@ def _feature_columns(
     return chosen
 
 
-# ------------------------------------------------------------------------------------------------
-# Frames of pandas, read like a table.
-# ------------------------------------------------------------------------------------------------
+# ---- Frames of pandas, read like a table
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,7 @@ from perdure.data.streams.stream import (
 )
 from perdure.data.text import tokenize_to
 
-# ------------------------------------------------------------------------------------------------
-# The number of clients where the data names them.
-# ------------------------------------------------------------------------------------------------
+# ---- The number of clients where the data names them
 
 
 def with_client_count(config: Config) -> Config:
@@ -95,12 +93,10 @@ def _sources(config: Config) -> list[Source]:
     return sources or [load_and_keep(config.data, rng, config_location(config))]
 
 
-# ------------------------------------------------------------------------------------------------
-# Validation rows: training examples that clients hold out, to select settings on.
+# ---- Validation rows: training examples that clients hold out, to select settings on
 #
 # A row is held out in every task that uses it and by every client that holds it, so that nothing of
 # it is trained on. Of every class the same fraction is held out.
-# ------------------------------------------------------------------------------------------------
 
 
 def hold_out(task: Task, fraction: float, rng: Rng) -> Task:
@@ -162,9 +158,7 @@ class TrainingPartition:
         return (present & ~trained).nonzero().flatten()
 
 
-# ------------------------------------------------------------------------------------------------
-# Tasks that were added to a run: more of its stream, or new data after it.
-# ------------------------------------------------------------------------------------------------
+# ---- Tasks that were added to a run: more of its stream, or new data after it
 
 
 def build_with_added(config: Config, rng: Rng) -> Stream:
@@ -272,15 +266,13 @@ def _shown(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
 
 
-# ------------------------------------------------------------------------------------------------
-# Streams of tasks, each divided among the clients.
+# ---- Streams of tasks, each divided among the clients
 #
 # Nobody knows the future: a task does not depend on how many tasks follow it. A stream of three
 # tasks is the first three tasks of a longer one, in its examples, normalization and partition.
 # Two sizes that the config does not give are found from all tasks: the number of classes per task
 # (stream.classes_per_task) and the shape of domains that differ in it (data.size, data.channels).
 # The rows of a text model are padded to the longest text of all tasks.
-# ------------------------------------------------------------------------------------------------
 
 __all__ = ["EvalGroup", "Stream", "Task", "make_stream", "resolve_normalization"]
 

@@ -20,9 +20,7 @@ from perdure.data.streams.domains import label_space, listed
 from perdure.data.streams.stream import Stream, Task, map_tasks
 from perdure.data.text import tokenize_if_text
 
-# ------------------------------------------------------------------------------------------------
-# Join several sources into one, over one label space.
-# ------------------------------------------------------------------------------------------------
+# ---- Join several sources into one, over one label space
 
 
 def joined_source(domains: list[DomainConfig], labels: str, config: Config, rng: Rng) -> Source:
@@ -45,9 +43,7 @@ def _together(parts: list[Examples], offsets: list[int]) -> Examples:
     return Examples(torch.cat([part.x for part in parts]), torch.cat(labels), named)
 
 
-# ------------------------------------------------------------------------------------------------
-# Cumulative streams: every task is trained on the examples of all tasks so far.
-# ------------------------------------------------------------------------------------------------
+# ---- Cumulative streams: every task is trained on the examples of all tasks so far
 
 
 def make_cumulative(stream: Stream) -> Stream:

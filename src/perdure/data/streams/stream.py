@@ -17,9 +17,7 @@ from perdure.data.examples import AnyExamples, Array, Examples, NumberScale, Sou
 from perdure.data.labels import class_labels
 from perdure.data.partition import LargePartition, Partition, make_partition, presence
 
-# ------------------------------------------------------------------------------------------------
-# A task, and sequences of tasks that are made when they are asked for.
-# ------------------------------------------------------------------------------------------------
+# ---- A task, and sequences of tasks that are made when they are asked for
 
 
 @dataclass(frozen=True)
@@ -150,9 +148,7 @@ class TaskClasses(Sequence[tuple[int, ...]]):
         return self.tasks[index].classes
 
 
-# ------------------------------------------------------------------------------------------------
-# A stream of tasks, and the sources that its tasks are made of.
-# ------------------------------------------------------------------------------------------------
+# ---- A stream of tasks, and the sources that its tasks are made of
 
 __all__ = [
     "EvalGroup",

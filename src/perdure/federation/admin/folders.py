@@ -24,9 +24,7 @@ from perdure.core.files import write_atomic
 from perdure.federation.node.policy import NodePolicy, read_policy
 from perdure.runs.directory import FileLock, LockHeld
 
-# ------------------------------------------------------------------------------------------------
-# The folders of a federation: the server's, and one per node.
-# ------------------------------------------------------------------------------------------------
+# ---- The folders of a federation: the server's, and one per node
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]*[A-Za-z0-9])?")
 _File = TypeVar("_File", bound=ConfigSection)
@@ -204,9 +202,7 @@ def _write(path: Path, values: dict[str, Any]) -> None:
     write_atomic(path, yaml.safe_dump(values, sort_keys=False).encode())
 
 
-# ------------------------------------------------------------------------------------------------
-# Create a federation: folders for the server and the nodes, with keys, start scripts, a README.
-# ------------------------------------------------------------------------------------------------
+# ---- Create a federation: folders for the server and the nodes, with keys, start scripts, a README
 
 
 def create_federation(

@@ -21,9 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from perdure.core.errors import UserError, bad_value
 from perdure.federation.admin.folders import NodeFolder, ServerFolder
 
-# ------------------------------------------------------------------------------------------------
-# Create the keys of a federation: a local authority, the server's certificate, node keys.
-# ------------------------------------------------------------------------------------------------
+# ---- Create the keys of a federation: a local authority, the server's certificate, node keys
 
 DAYS = 825
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
@@ -129,9 +127,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# The end of certificates: a warning before it, a sentence after it, and a new certificate.
-# ------------------------------------------------------------------------------------------------
+# ---- The end of certificates: a warning before it, a sentence after it, and a new certificate
 
 log = logging.getLogger(__name__)
 _WARNING = timedelta(days=30)

@@ -174,9 +174,7 @@ def wait_for_port(port: int, child: Child, seconds: float = 60.0) -> None:
     raise RunError(f"{child.name} does not listen on port {port}, see {child.log}")
 
 
-# ------------------------------------------------------------------------------------------------
-# The server: Flower's SuperLink, with the registered nodes.
-# ------------------------------------------------------------------------------------------------
+# ---- The server: Flower's SuperLink, with the registered nodes
 
 _REGISTERED = "registered.json"
 
@@ -268,9 +266,7 @@ def register(folder: ServerFolder) -> None:
     write_atomic(path, json.dumps([*registered, *new], indent=1).encode())
 
 
-# ------------------------------------------------------------------------------------------------
-# A node: Flower's SuperNode, which passes on requests.
-# ------------------------------------------------------------------------------------------------
+# ---- A node: Flower's SuperNode, which passes on requests
 
 _REFUSED = b"Failed to activate SuperNode"
 """Flower's message for a node whose key is not registered, and for one that reconnects while the

@@ -22,12 +22,10 @@ from perdure.federation.messages import BadMessage
 from perdure.federation.node.policy import NodePolicy
 from perdure.training.settings import complete_config
 
-# ------------------------------------------------------------------------------------------------
-# Runs that were submitted to a server. Each has a folder, which holds the app for Flower.
+# ---- Runs that were submitted to a server. Each has a folder, which holds the app for Flower
 #
 # The app is thin: it names functions of the installed package and holds the config. All machines
 # run the code that is installed on them, except for a custom method, whose file is part of the app.
-# ------------------------------------------------------------------------------------------------
 
 _APP = "perdure.federation.apps"
 CLIENT_APP = f"{_APP}:client"
@@ -164,9 +162,7 @@ def _project(values: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ------------------------------------------------------------------------------------------------
-# Check the app of a submission on a node, before Flower installs it and executes its code.
-# ------------------------------------------------------------------------------------------------
+# ---- Check the app of a submission on a node, before Flower installs it and executes its code
 
 _PLAIN_FILES = {"pyproject.toml", "LICENSE", "README.md", ".info/CONTENT", ".gitignore"}
 """Files of an app that are not executed."""

@@ -22,9 +22,7 @@ from perdure.federation.node.run import MOST_RELEASES
 from perdure.privacy.chain import OwnerPolicy, make_chain
 from perdure.privacy.secure_sums import count_survivors
 
-# ------------------------------------------------------------------------------------------------
-# What the owner of a node allows: the section `policy` of its node.yaml.
-# ------------------------------------------------------------------------------------------------
+# ---- What the owner of a node allows: the section `policy` of its node.yaml
 
 
 def _check_any(value: str) -> str:
@@ -148,9 +146,7 @@ def _refusal(key: str, name: str, required: str, value: object) -> BadMessage:
     return BadMessage(f"policy.{key} of this node: {name} must be {required}, got {value!r}")
 
 
-# ------------------------------------------------------------------------------------------------
-# Checks by which a node refuses requests that its run does not have.
-# ------------------------------------------------------------------------------------------------
+# ---- Checks by which a node refuses requests that its run does not have
 
 
 def check_clients(request: NodeRequest, node: int, nodes: int, count: int) -> None:

@@ -26,12 +26,10 @@ from perdure.federation.messages import BadMessage, NodeRequest
 from perdure.privacy.chain import protection_of
 from perdure.runs.directory import FileLock, LockHeld
 
-# ------------------------------------------------------------------------------------------------
-# The states of a node's clients, by the position in the run at which they were stored.
+# ---- The states of a node's clients, by the position in the run at which they were stored
 #
 # A server that is restarted resumes from its last checkpoint and repeats the rounds after it. The
 # node then needs the states of that time, so it keeps the last few.
-# ------------------------------------------------------------------------------------------------
 
 _NAME = re.compile(r"(\d{8,})-[0-9a-f]{32}" + re.escape(SUFFIX))
 
@@ -79,15 +77,13 @@ def _sequence_number(path: Path) -> int:
     return int(path.name.partition("-")[0])
 
 
-# ------------------------------------------------------------------------------------------------
-# The protected replies that a node sent, to send them again byte by byte.
+# ---- The protected replies that a node sent, to send them again byte by byte
 #
 # A server that resumes from a checkpoint repeats requests. If the node drew new noise, or a new
 # sketch, the mean of its replies would tell more than one of them. So a request that was served is
 # answered with the same bytes; only another request is a new release, which is counted. Old replies
 # are deleted, and empty files are left of them, so that the repetition of an old request is
 # refused.
-# ------------------------------------------------------------------------------------------------
 
 MOST_RELEASES = 10
 """Most replies of a node at one place of a run, since the mean of many has no noise. An honest
@@ -143,9 +139,7 @@ class SentReplies:
         return self.folder / f"{request.position.sequence_number:08d}-{digest.hexdigest()[:32]}"
 
 
-# ------------------------------------------------------------------------------------------------
-# A node's folder for one run: the config that it accepted, and what its clients store.
-# ------------------------------------------------------------------------------------------------
+# ---- A node's folder for one run: the config that it accepted, and what its clients store
 
 _CONFIG, _ENDED, _TASK, _LOCK = "config.sha256", "ended", "task", ".lock"
 RUN_NAME = re.compile("[0-9a-f]{32}")
@@ -266,9 +260,7 @@ def clean_state(state: Path, run: str | None, everything: bool) -> dict[str, int
     return {name: size for name, size in sizes.items() if size or run is not None}
 
 
-# ------------------------------------------------------------------------------------------------
-# What left a node: an append-only file with one line per reply, and its summary.
-# ------------------------------------------------------------------------------------------------
+# ---- What left a node: an append-only file with one line per reply, and its summary
 
 LOG_NAME = "released.jsonl"
 """Name of the file in a node's folder."""

@@ -30,9 +30,7 @@ from perdure.training.engines.serial import SerialEngine
 from perdure.training.experiment import Experiment
 from perdure.training.task_plan import TaskPlan
 
-# ------------------------------------------------------------------------------------------------
-# Training of one client on a node, and what comes of it.
-# ------------------------------------------------------------------------------------------------
+# ---- Training of one client on a node, and what comes of it
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,11 @@ def without_client_axis(field: Field) -> Field:
     return replace(field, value={name: tensor[0] for name, tensor in field.value.items()})
 
 
-# ------------------------------------------------------------------------------------------------
-# One client's side of secure sums, stored on its node between two requests.
+# ---- One client's side of secure sums, stored on its node between two requests
 #
 # Its secrets come from the operating system, are new for every task and never leave the node. Its
 # answers are remembered for the whole task, so it never covers two uploads with the same masks,
 # even if the server goes back to a checkpoint and asks again.
-# ------------------------------------------------------------------------------------------------
 
 
 class SecAggClientStore:
@@ -146,9 +142,7 @@ class SumMasks:
         return self.store.upload(self.sum_request, fields, weight)
 
 
-# ------------------------------------------------------------------------------------------------
-# Secret draws of clients on real nodes, which no one who knows the run's seed can repeat.
-# ------------------------------------------------------------------------------------------------
+# ---- Secret draws of clients on real nodes, which no one who knows the run's seed can repeat
 
 SecretSource = Callable[[str], torch.Generator]
 """Returns the generator for a purpose."""
@@ -177,9 +171,7 @@ class SecretDraws:
         return generator
 
 
-# ------------------------------------------------------------------------------------------------
-# The work of a node's clients in an exchange, and what of it leaves the node.
-# ------------------------------------------------------------------------------------------------
+# ---- The work of a node's clients in an exchange, and what of it leaves the node
 
 
 @dataclass(frozen=True)

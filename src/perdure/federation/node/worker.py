@@ -54,9 +54,7 @@ from perdure.federation.settings import node_count
 from perdure.privacy.chain import make_chain
 from perdure.training.experiment import Experiment, build_experiment
 
-# ------------------------------------------------------------------------------------------------
-# What a node makes of a request that it cannot serve: a refusal, whatever the server has sent.
-# ------------------------------------------------------------------------------------------------
+# ---- What a node makes of a request that it cannot serve: a refusal, whatever the server has sent.
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -86,13 +84,11 @@ def refuses_bad_requests(serve: Callable[P, T]) -> Callable[P, T]:
     return refusing
 
 
-# ------------------------------------------------------------------------------------------------
-# The work of a node: serves requests for its clients, on its data, with the serial engine.
+# ---- The work of a node: serves requests for its clients, on its data, with the serial engine
 #
 # A node does not believe its server. It binds a run to the first config that it was sent, and
 # serves requests that belong to this config and to its owner's policy. Everything that leaves is
 # logged.
-# ------------------------------------------------------------------------------------------------
 
 _EXCHANGES = 8
 """Exchanges at the end of a task and the start of the next, for which there is no checkpoint."""

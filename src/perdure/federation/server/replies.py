@@ -38,12 +38,10 @@ from perdure.federation.messages import (
 from perdure.federation.node.run import MOST_RELEASES
 from perdure.training.sampling import below_quorum, missing_nodes
 
-# ------------------------------------------------------------------------------------------------
-# Read and check the replies of nodes.
+# ---- Read and check the replies of nodes
 #
 # A node can be broken or malicious. Its reply is decoded without pickle, and the names, shapes and
 # types of an upload must be those of the model and of the other clients' uploads.
-# ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -235,12 +233,10 @@ def read_node_counts(
         return []
 
 
-# ------------------------------------------------------------------------------------------------
-# Count the uploads that clients made twice at one place of a run, for the accounting of noise.
+# ---- Count the uploads that clients made twice at one place of a run, for the accounting of noise.
 #
 # A server that resumes from a checkpoint repeats requests. Nodes reply to the same request with the
 # same bytes; only a request that differs from the one before is another release of noisy values.
-# ------------------------------------------------------------------------------------------------
 
 
 class ExtraReleases:
@@ -267,9 +263,7 @@ class ExtraReleases:
         self._extra = Counter(tree)
 
 
-# ------------------------------------------------------------------------------------------------
-# Wait for nodes that are missing for the quorum, for a limited time.
-# ------------------------------------------------------------------------------------------------
+# ---- Wait for nodes that are missing for the quorum, for a limited time
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 """Seconds until missing nodes are asked again, which double every time."""
@@ -309,9 +303,7 @@ def ask_until_quorum(
     return failed
 
 
-# ------------------------------------------------------------------------------------------------
-# Evaluate a model on the test data of nodes, which send counts.
-# ------------------------------------------------------------------------------------------------
+# ---- Evaluate a model on the test data of nodes, which send counts
 
 Send = Callable[[NodeRequest, dict[int, list[int]], Tree], dict[int, Reply]]
 """Sends a request with a body to nodes for their clients, and returns the replies by node."""

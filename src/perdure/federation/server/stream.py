@@ -22,12 +22,10 @@ from perdure.federation.messages import NodeRequest, RoundPosition
 from perdure.federation.server.replies import Reply, ask_until_quorum, read_size
 from perdure.training.sampling import below_quorum, missing_nodes
 
-# ------------------------------------------------------------------------------------------------
-# The stream of a federation whose nodes hold local data, as the server sees it.
+# ---- The stream of a federation whose nodes hold local data, as the server sees it
 #
 # The server holds no data, and nodes must not open the data of later tasks. Therefore the config
 # says what all machines must agree on: classes, shape and normalization.
-# ------------------------------------------------------------------------------------------------
 
 
 def checked_federation(config: Config) -> FederationConfig:
@@ -168,13 +166,11 @@ def remote_stream(config: Config, sizes: Callable[[int], Array]) -> Stream:
     return Stream(config.stream.kind, tasks, tuple(federation.classes), shape, classes)
 
 
-# ------------------------------------------------------------------------------------------------
-# Announce tasks to nodes with local data, and store how many examples each of them holds.
+# ---- Announce tasks to nodes with local data, and store how many examples each of them holds
 #
 # A node that cannot be reached or refuses is not a node without data: the task waits for it, and
 # the run stops if it is missing for the quorum. A node that the quorum can spare is asked again
 # before every round, in which it counts as failed.
-# ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 Send = Callable[[NodeRequest, list[int]], dict[int, Reply]]

@@ -118,9 +118,7 @@ def pair_conflicts(pair_cosines: Doubles) -> Conflicts:
     return Conflicts(float(pair_cosines.mean()), float(np.mean(pair_cosines < 0)))
 
 
-# ------------------------------------------------------------------------------------------------
-# Alignment of the tasks of a client (STAMP), for many clients at once.
-# ------------------------------------------------------------------------------------------------
+# ---- Alignment of the tasks of a client (STAMP), for many clients at once
 
 
 def joined_directions(past: Tensors, current: Tensors) -> Tensors:

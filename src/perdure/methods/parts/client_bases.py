@@ -26,9 +26,7 @@ from perdure.core.trees import Tensors
 from perdure.methods.parts.protected_layers import ProtectsLayers, Subspaces, layer_subspace
 from perdure.models.layers import Layer
 
-# ------------------------------------------------------------------------------------------------
-# One client: the principal directions of a layer's inputs outside the protected subspace.
-# ------------------------------------------------------------------------------------------------
+# ---- One client: the principal directions of a layer's inputs outside the protected subspace
 
 _CUT = 0.25
 """Fraction of the energy beyond the threshold that a client may leave out: so little is missing
@@ -131,9 +129,7 @@ def describe_inputs(
     return described
 
 
-# ------------------------------------------------------------------------------------------------
-# All clients: the ways in which their directions become one basis of a layer.
-# ------------------------------------------------------------------------------------------------
+# ---- All clients: the ways in which their directions become one basis of a layer
 
 
 class LayerBases(ABC):
@@ -317,9 +313,7 @@ def mean_basis_bytes(uploads: CollectedUploads) -> float:
     return float(summed) + sum(shown) / max(1, *(len(clients) for clients in by_client))
 
 
-# ------------------------------------------------------------------------------------------------
-# The keys that choose a way.
-# ------------------------------------------------------------------------------------------------
+# ---- The keys that choose a way
 
 LARGEST_MOMENT = 1024
 """Inputs up to which a pooled layer travels as its second moment: 4 MB, the size of many models."""

@@ -26,9 +26,7 @@ from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors
 from perdure.models.network import Network
 
-# ------------------------------------------------------------------------------------------------
-# What methods say if no client may send a statistic, since all groups of rows are too small.
-# ------------------------------------------------------------------------------------------------
+# ---- What methods say if no client may send a statistic, since all groups of rows are too small.
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +56,7 @@ def counts_of_task(count: Tensor, context: Context) -> Tensor:
     return count[outputs.targets(task)[list(outputs.task_classes[task])].to(count.device)]
 
 
-# ------------------------------------------------------------------------------------------------
-# Gaussians of classes from sums over examples, joined over tasks and moved by linear maps.
-# ------------------------------------------------------------------------------------------------
+# ---- Gaussians of classes from sums over examples, joined over tasks and moved by linear maps
 
 
 def class_sums(
@@ -218,14 +214,12 @@ def _spread(count: Tensor, gaps: Tensor) -> Tensor:
     return count[:, None, None] * gaps.unsqueeze(2) * gaps.unsqueeze(1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Classifiers in closed form from sums over examples: no gradient steps, nothing is forgotten.
+# ---- Classifiers in closed form from sums over examples: no gradient steps, nothing is forgotten.
 #
 # At a task's end every client sends, for the examples of the task, the count and the total of each
 # class's inputs and their Gram matrix, as one `Sum`. The server adds them to those of earlier
 # tasks. Since all of it is sums, the classifier is that of all examples together, whatever the
 # order of tasks and clients.
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

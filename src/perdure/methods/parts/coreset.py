@@ -32,14 +32,12 @@ from perdure.methods.parts.replay import (
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass
 
-# ------------------------------------------------------------------------------------------------
-# A client's coreset: a few stored examples per task and class, chosen at each task's end.
+# ---- A client's coreset: a few stored examples per task and class, chosen at each task's end
 #
 # Equations 5 and 6 of STAMP. A class has a budget of examples over all tasks, which is divided
 # evenly among the tasks in which the class occurs; each of them keeps one example at least, so that
 # every past task has a gradient. With MixStyle, where a class comes again and its examples exceed
 # the budget, those of its earlier tasks take on the style of the new task's.
-# ------------------------------------------------------------------------------------------------
 
 Selection = Literal["matching", "herding", "literal", "random"]
 """How the examples of a class are chosen."""
@@ -186,9 +184,7 @@ def _features(client: Client[CoresetMemory], x: Tensor) -> Tensor:
         )
 
 
-# ------------------------------------------------------------------------------------------------
-# Gradients of earlier tasks, computed from clients' coresets (STAMP, eq. 3).
-# ------------------------------------------------------------------------------------------------
+# ---- Gradients of earlier tasks, computed from clients' coresets (STAMP, eq. 3)
 
 Gradients = Literal["sample", "prototype"]
 """Whether the loss of an earlier task is that of its stored examples or of its class prototypes."""

@@ -15,9 +15,7 @@ from perdure.contract.step import Step
 from perdure.contract.uploads import CollectedUploads
 from perdure.core.trees import Tensors, scaled
 
-# ------------------------------------------------------------------------------------------------
-# The final global model of the previous task, used as an anchor or a teacher in the next task.
-# ------------------------------------------------------------------------------------------------
+# ---- The final global model of the previous task, used as an anchor or a teacher in the next task.
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,8 @@ def total_norm(values: Tensors) -> float:
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
-# ------------------------------------------------------------------------------------------------
-# Distillation from it. The server state is a `PreviousModel`, which clients receive once per task.
-# ------------------------------------------------------------------------------------------------
+# ---- Distillation from it. The server state is a `PreviousModel`, which clients receive once
+# per task
 
 NEEDS_OF_DISTILLATION = Needs(
     classes=True,
@@ -122,10 +119,9 @@ def distillation_loss(
     return -(target * torch.log_softmax(student, 1)).masked_fill(~outputs, 0.0).sum(1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Variants of SPECIAL that are not in the paper: what a round does without some clients' updates,
+# ---- Variants of SPECIAL that are not in the paper: what a round does without some clients'
+# updates,
 # and a lambda that the server chooses.
-# ------------------------------------------------------------------------------------------------
 
 Missing = Literal["leave_out", "damp", "carry"]
 """What replaces the updates of clients that did not upload."""

@@ -25,15 +25,13 @@ from perdure.models.network import Network
 from perdure.models.ops import ForwardPass
 from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompted
 
-# ------------------------------------------------------------------------------------------------
-# Base of Fed-L2P, Fed-DualP and PIP: prompts on a frozen backbone, trained by FedAvg.
+# ---- Base of Fed-L2P, Fed-DualP and PIP: prompts on a frozen backbone, trained by FedAvg
 #
 # Clients and server exchange prompts, keys and the head. All of them have the backbone from the
 # start, and it does not change. A client's loss (PIP, eq. 5) is
 #     L = CE(head(features with prompts), y) - lambda * mean over the batch of cos(query, keys),
 # where cosines are summed over the keys of the prompts that the row trains. It includes only the
 # outputs of the task's classes. At test time a row's query chooses its prompts.
-# ------------------------------------------------------------------------------------------------
 
 PROMPTS_NEED = Needs(
     streams=frozenset({"split", "domains", "permuted"}),
@@ -273,15 +271,13 @@ def prompted_body(network: Network) -> Prompted:
     return network.body
 
 
-# ------------------------------------------------------------------------------------------------
-# Keys in closed form, for prompts of which each belongs to a task.
+# ---- Keys in closed form, for prompts of which each belongs to a task
 #
 # The key of a task is the one with the largest mean cosine with the task's queries q_i,
 #     k = argmax sum_i cos(q_i, k) = s / |s|,   where   s = sum_i q_i / |q_i|,
 # over the examples of all clients: the minimum of the matching loss, which training approaches
 # in small steps. Queries are features of the backbone without prompts and never change, so one
 # exchange before training is enough, in which each client sends its part of the sum s.
-# ------------------------------------------------------------------------------------------------
 
 
 def opening_of_keys(keys: Keys) -> list[Exchange]:
@@ -319,9 +315,7 @@ def set_key(server: Server, uploads: CollectedUploads, context: Context) -> Serv
     return replace(server, params=server.params | {KEYS: keys})
 
 
-# ------------------------------------------------------------------------------------------------
-# Prototypes of classes as further inputs of the head, next to the features of a batch (PIP).
-# ------------------------------------------------------------------------------------------------
+# ---- Prototypes of classes as further inputs of the head, next to the features of a batch (PIP).
 
 
 def no_prototypes(server: Server, context: Context) -> Gaussians:

@@ -26,14 +26,12 @@ from perdure.models.layers import Layer
 from perdure.models.network import Network
 from perdure.models.ops import PLAIN_CONV
 
-# ------------------------------------------------------------------------------------------------
-# Protected layers: which weights a projection method protects.
+# ---- Protected layers: which weights a projection method protects
 #
 # Projection protects weight matrices. Biases, norms and running statistics have no inputs that
 # could be separated, so they are frozen from the second task on; a protected input then gives
 # exactly the same output in all later tasks. So are weights of a custom module whose inputs cannot
 # be recorded.
-# ------------------------------------------------------------------------------------------------
 
 FEATURES = "features"
 """Name of the head's input where it is treated as the input of a layer."""
@@ -134,9 +132,7 @@ def trainable_names(
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Layer inputs of the global model on a client's examples, without dropout.
-# ------------------------------------------------------------------------------------------------
+# ---- Layer inputs of the global model on a client's examples, without dropout
 
 _BATCH_ROWS = 64
 """Rows of a forward pass: all layers' inputs of so many rows are in memory at once."""
@@ -215,12 +211,10 @@ def sample_layer_inputs(
     return {name: sample.columns() for name, sample in samples.items()}
 
 
-# ------------------------------------------------------------------------------------------------
-# The protected subspaces of layers' inputs.
+# ---- The protected subspaces of layers' inputs
 #
 # They are a tree {weight name: {"basis": O} or {"free": N}} (see algebra.subspaces.Subspace), so
 # that they can be sent and saved without conversion.
-# ------------------------------------------------------------------------------------------------
 
 Subspaces = dict[str, Tensors]
 """By weight name a protected subspace of the layer's inputs, as `Subspace.tree` returns it."""
@@ -287,8 +281,8 @@ def warn_nothing_protected(method: str, context: Context, layers: tuple[Layer, .
     warn_nothing_sent(method, context, f"nothing of the task is protected in {names}")
 
 
-# ------------------------------------------------------------------------------------------------
-# How much projection restricts a new task and protects old ones (FedProTIP, section 5, Figure 2).
+# ---- How much projection restricts a new task and protects old ones (FedProTIP, section 5,
+# Figure 2)
 #
 # rho_t: the fraction of the current task's squared gradient that remains after projection
 #     (assumption 4).
@@ -298,7 +292,6 @@ def warn_nothing_protected(method: str, context: Context, layers: tuple[Layer, .
 # Both are computed over the protected weights. Old data is not available when a new task is
 # trained, so the gradient of task tau is the one at the end of task tau, averaged over clients; the
 # same holds for rho.
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

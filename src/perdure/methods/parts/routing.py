@@ -27,13 +27,11 @@ from perdure.methods.parts.protected_layers import (
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass
 
-# ------------------------------------------------------------------------------------------------
-# Blocks of feature directions, one per task (FedProTIP, section 4.4).
+# ---- Blocks of feature directions, one per task (FedProTIP, section 4.4)
 #
 # U_t [feature size, r] are the directions that task t adds to the space of final features; blocks
 # are orthogonal to each other. The number of tasks is not known: all blocks together get half of
 # the feature space, and each task takes at most half of the directions that are left.
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,8 +142,8 @@ def _free_rank(earlier: Subspace) -> int:
     return max(0, earlier.size // 2 - earlier.rank)
 
 
-# ------------------------------------------------------------------------------------------------
-# Task prediction of FedProTIP (section 4.4): which task's feature directions an example lies in.
+# ---- Task prediction of FedProTIP (section 4.4): which task's feature directions an example
+# lies in
 #
 # U_t (feature size x r) is the block of directions that task t added to the space of final
 # features; blocks are orthogonal to each other. The relevance of task t to features A (n x d) is
@@ -157,7 +155,6 @@ def _free_rank(earlier: Subspace) -> int:
 # block is known, all clients that ever held a task send relevances of all their tasks to all blocks
 # (Alg. 1, line 13): each client its own, or squares that are only summed. A sum of squares is what
 # the second moments of all clients' features together give.
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -329,9 +326,7 @@ class ReferenceRouter:
         return task_scores(relevances, stacked, self.drop_first)
 
 
-# ------------------------------------------------------------------------------------------------
-# The keys that choose how tasks are predicted.
-# ------------------------------------------------------------------------------------------------
+# ---- The keys that choose how tasks are predicted
 
 
 @dataclass(frozen=True)

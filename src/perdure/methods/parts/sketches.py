@@ -20,10 +20,9 @@ from perdure.core.trees import Tensors
 from perdure.privacy import accounting
 from perdure.privacy.accounting import clip_norm, fot_sigma, gaussian_sigma
 
-# ------------------------------------------------------------------------------------------------
-# rho, the fraction of all clients' inputs X that lies outside the protected subspace (eq. 12): each
+# ---- rho, the fraction of all clients' inputs X that lies outside the protected subspace (eq.
+# 12): each
 # client sends a term of it, computed from X and from its part X* outside.
-# ------------------------------------------------------------------------------------------------
 
 _TINY = 1e-30
 """Norms are taken for at least this: inputs that are all zero are outside of nothing."""
@@ -63,9 +62,7 @@ class EnergyRatio:
         return min(1.0, max(0.0, float(mean[0] / mean[1].clamp(min=_TINY))))
 
 
-# ------------------------------------------------------------------------------------------------
-# The Gaussian mechanism on sketches (FOT, appendix H), and the privacy that it guarantees.
-# ------------------------------------------------------------------------------------------------
+# ---- The Gaussian mechanism on sketches (FOT, appendix H), and the privacy that it guarantees
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ from perdure.models.kinds import MODELS
 from perdure.models.layers import BodySetup
 from perdure.models.weights import load_weights
 
-# ------------------------------------------------------------------------------------------------
-# Import the class or function that makes a module.
-# ------------------------------------------------------------------------------------------------
+# ---- Import the class or function that makes a module
 
 _EXTRAS = {
     "torchvision": "vision",
@@ -107,9 +105,7 @@ def _declare_operators() -> None:
         del sys.modules[name]  # half imported
 
 
-# ------------------------------------------------------------------------------------------------
-# Build the body of a model that a config names by a dotted path, or say why it cannot be built.
-# ------------------------------------------------------------------------------------------------
+# ---- Build the body of a model that a config names by a dotted path, or say why it cannot be built
 
 log = logging.getLogger(__name__)
 

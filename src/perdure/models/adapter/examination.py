@@ -22,9 +22,7 @@ from perdure.models.adapter.probe import (
 from perdure.models.layers import Layer
 from perdure.models.ops import ForwardPass
 
-# ------------------------------------------------------------------------------------------------
-# Which layer of a module is its head: its last Linear, or the one that a config names.
-# ------------------------------------------------------------------------------------------------
+# ---- Which layer of a module is its head: its last Linear, or the one that a config names
 
 NO_HEAD = "none"
 """Value of `model.head_layer` for a module whose output is the features."""
@@ -142,9 +140,7 @@ def head_values(module: nn.Module, head: Head | None) -> Tensors:
     return {f"head.{key}": p.detach().clone() for key, p in layer.named_parameters(recurse=False)}
 
 
-# ------------------------------------------------------------------------------------------------
-# Find the layers, the head and the way to run of a module.
-# ------------------------------------------------------------------------------------------------
+# ---- Find the layers, the head and the way to run of a module
 
 _REAL_ROWS = 4
 """Rows of the calls; the others stand for padding."""

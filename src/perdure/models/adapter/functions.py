@@ -17,13 +17,11 @@ from perdure.models.adapter.swaps import CURRENT, channel_dropout, pair
 from perdure.models.layers import Layer, conv_layer
 from perdure.models.stacked import ConvGeometry
 
-# ------------------------------------------------------------------------------------------------
-# Functions of PyTorch under the rules of this library, wherever a module calls them from.
+# ---- Functions of PyTorch under the rules of this library, wherever a module calls them from
 #
 # A module may call F.dropout, or F.linear with one of its parameters, instead of modules that can
 # be replaced (`swaps`). `function_mode` replaces such functions by these. Weights are recognized by
 # their identity.
-# ------------------------------------------------------------------------------------------------
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -122,9 +120,7 @@ def bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
     return (bits < int(p * (1 << 53))).reshape(self.shape).to(self.dtype)
 
 
-# ------------------------------------------------------------------------------------------------
-# Attention under the rules of this library: hashed dropout, recorded inputs, stacked clients.
-# ------------------------------------------------------------------------------------------------
+# ---- Attention under the rules of this library: hashed dropout, recorded inputs, stacked clients.
 
 _NEGATIVE_INFINITY = float("-inf")
 
@@ -255,9 +251,7 @@ def _joined_mask(
     return added if mask is None else added + mask
 
 
-# ------------------------------------------------------------------------------------------------
-# Replace functions of PyTorch while a module is called.
-# ------------------------------------------------------------------------------------------------
+# ---- Replace functions of PyTorch while a module is called
 
 OnCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 

@@ -27,9 +27,7 @@ from perdure.models.adapter.probe import (
 from perdure.models.layers import Body
 from perdure.models.ops import ForwardPass
 
-# ------------------------------------------------------------------------------------------------
-# Whether clients with separate parameters can be computed as one stack.
-# ------------------------------------------------------------------------------------------------
+# ---- Whether clients with separate parameters can be computed as one stack
 
 _TOLERANCE = 1e-6
 _PADDING = 2
@@ -74,9 +72,7 @@ def _pass(buffers: Tensors, mask: Tensor | None = None, stacked: bool = False) -
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------
-# A user's module, without its head, as the body of a network.
-# ------------------------------------------------------------------------------------------------
+# ---- A user's module, without its head, as the body of a network
 
 PART_VALUES = 1 << 20
 """Input values of the rows that are predicted together: more leave the caches of a processor."""

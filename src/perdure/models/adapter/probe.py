@@ -28,9 +28,7 @@ from perdure.models.adapter.swaps import (
 from perdure.models.layers import Layer
 from perdure.models.ops import ForwardPass
 
-# ------------------------------------------------------------------------------------------------
-# A module that is called with parameters, running statistics and a forward pass as arguments.
-# ------------------------------------------------------------------------------------------------
+# ---- A module that is called with parameters, running statistics and a forward pass as arguments.
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -219,9 +217,7 @@ def _leave(x: Tensor) -> Tensor:
     raise HeadReached(x)
 
 
-# ------------------------------------------------------------------------------------------------
-# The state of a module besides its parameters, to notice what a call changes.
-# ------------------------------------------------------------------------------------------------
+# ---- The state of a module besides its parameters, to notice what a call changes
 
 _INTERNAL = ("_parameters", "_buffers", "_modules", "training")
 _COUNTERS = "num_batches_tracked"
@@ -257,11 +253,10 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-# ------------------------------------------------------------------------------------------------
-# Call a module a few times before training, to find its layers and to refuse what cannot be run.
+# ---- Call a module a few times before training, to find its layers and to refuse what cannot be
+# run
 #
 # All calls are in double precision, in which batch norm over a few rows does not hide a difference.
-# ------------------------------------------------------------------------------------------------
 
 _ONLY_STACKED = (F.scaled_dot_product_attention, F.group_norm)
 """Functions that need their rule under vmap alone, if they do not draw noise."""

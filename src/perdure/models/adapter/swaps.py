@@ -17,9 +17,7 @@ from perdure.models.layers import Layer, conv_layer
 from perdure.models.ops import ForwardPass
 from perdure.models.stacked import ConvGeometry, Pair
 
-# ------------------------------------------------------------------------------------------------
-# What the replaced forwards of a module read while it is called.
-# ------------------------------------------------------------------------------------------------
+# ---- What the replaced forwards of a module read while it is called
 
 
 class _CurrentCall(threading.local):
@@ -40,11 +38,9 @@ class _CurrentCall(threading.local):
 CURRENT = _CurrentCall()
 
 
-# ------------------------------------------------------------------------------------------------
-# Call the parts of a Sequential without the work that nn.Module.__call__ does for hooks.
+# ---- Call the parts of a Sequential without the work that nn.Module.__call__ does for hooks
 #
 # It takes about a microsecond per part, a tenth of a small layer's forward pass.
-# ------------------------------------------------------------------------------------------------
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -73,13 +69,12 @@ def is_plain_sequence(module: nn.Module) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Forwards that replace those of PyTorch's modules, so that they follow the rules of this library.
+# ---- Forwards that replace those of PyTorch's modules, so that they follow the rules of this
+# library
 #
 # Each reads its parameters from the current call and applies a function of `models.ops`: inputs are
 # recorded, noise is hashed, statistics are masked, and clients can be stacked. Only modules of
 # exactly these types are replaced, since a subclass may do something else.
-# ------------------------------------------------------------------------------------------------
 
 Forward = Callable[[Tensor], Tensor]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -19,9 +19,7 @@ from perdure.models.adapter.examination import Examination, outline
 from perdure.models.adapter.module_body import ModuleBody
 from perdure.models.layers import BodySetup, InitScheme
 
-# ------------------------------------------------------------------------------------------------
-# The normalization layers that a network uses throughout, and modules one after another.
-# ------------------------------------------------------------------------------------------------
+# ---- The normalization layers that a network uses throughout, and modules one after another
 
 NormKind = Literal["batch", "group", "none"]
 
@@ -68,9 +66,7 @@ def sequence(parts: dict[str, nn.Module]) -> nn.Sequential:
     return nn.Sequential(kept)
 
 
-# ------------------------------------------------------------------------------------------------
-# A plain module as a body: its layers are found by one call, its weights are drawn by the run.
-# ------------------------------------------------------------------------------------------------
+# ---- A plain module as a body: its layers are found by one call, its weights are drawn by the run.
 
 
 class PlainBody(ModuleBody):
@@ -115,9 +111,7 @@ def _initial(name: str, like: Tensor) -> Tensor:
     return torch.full(like.shape, float(is_one))
 
 
-# ------------------------------------------------------------------------------------------------
-# The keys of the plain networks.
-# ------------------------------------------------------------------------------------------------
+# ---- The keys of the plain networks
 
 Image = tuple[int, int, int]
 """Channels, height and width of images."""

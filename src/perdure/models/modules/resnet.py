@@ -11,9 +11,7 @@ from torch.nn import functional as F
 from perdure.models.layers import InitScheme
 from perdure.models.modules.plain import Image, ImageModel, Norm, NormKind, sequence
 
-# ------------------------------------------------------------------------------------------------
-# The kinds.
-# ------------------------------------------------------------------------------------------------
+# ---- The kinds
 
 _LARGE = 64
 """Side in pixels above which the first convolution also shrinks the image."""
@@ -80,9 +78,7 @@ class Resnet32Model(Resnet20Model):
     depth: ClassVar[int] = 32
 
 
-# ------------------------------------------------------------------------------------------------
-# Their parts.
-# ------------------------------------------------------------------------------------------------
+# ---- Their parts
 
 Shortcut = Literal["project", "pad"]
 """If a block changes the shape: a 1x1 convolution, or subsampling with zero channels (option A)."""

@@ -33,9 +33,7 @@ from perdure.privacy.secagg.messages import (
     encode,
 )
 
-# ------------------------------------------------------------------------------------------------
-# What a client did in one secure sum, so that it never contradicts itself.
-# ------------------------------------------------------------------------------------------------
+# ---- What a client did in one secure sum, so that it never contradicts itself
 
 
 @dataclass
@@ -69,14 +67,12 @@ class SumRecord:
         return cls(request, bytes.fromhex(tree["row_digest"]), set(tree["survivors"]), unmasked)
 
 
-# ------------------------------------------------------------------------------------------------
-# One client's side of a secure sum.
+# ---- One client's side of a secure sum
 #
 # An upload is x + self-mask + masks shared with each peer. Two kinds of secrets cover x, and of one
 # client both are never revealed in one sum: either its self-mask is revealed (with the help of its
 # peers), or the masks that it shares with them (by the peers), but not one after the other. The
 # client decides by the requests it gets, and refuses requests that contradict its earlier answers.
-# ------------------------------------------------------------------------------------------------
 
 NOT_FINITE = "not finite"
 """Reason of a client that declines because its values are not finite."""
@@ -316,9 +312,7 @@ def _decline_reason(row: Row, request: SumRequest) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# The clients of secure sums in a simulation, which protects nobody.
-# ------------------------------------------------------------------------------------------------
+# ---- The clients of secure sums in a simulation, which protects nobody
 
 
 @dataclass

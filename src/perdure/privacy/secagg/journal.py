@@ -15,9 +15,7 @@ from perdure.core.errors import RunError
 from perdure.core.received import read_integer
 from perdure.privacy.secagg.messages import SumRequest, Survivors, decode, encode
 
-# ------------------------------------------------------------------------------------------------
-# How a server reaches the clients of secure sums, and how many of them it needs.
-# ------------------------------------------------------------------------------------------------
+# ---- How a server reaches the clients of secure sums, and how many of them it needs
 
 MIN_CLIENTS = 3
 """Smallest number of clients in a secure sum, at its start and when it is opened: of two, each
@@ -46,13 +44,11 @@ def min_survivors(count: int, threshold: float) -> int:
     return max(MIN_CLIENTS, count // 2 + 1, math.ceil(threshold * count - 1e-9))
 
 
-# ------------------------------------------------------------------------------------------------
-# The secure sums that a server asked for, stored so that a restarted server repeats them.
+# ---- The secure sums that a server asked for, stored so that a restarted server repeats them
 #
 # A client takes part in one sum of a round, and helps to open it for one set of clients: the
 # difference of two sums could be one client's upload. So a server that dies within a round, or goes
 # back to an earlier checkpoint, must ask for the same sum as before, among the same clients.
-# ------------------------------------------------------------------------------------------------
 
 Position = tuple[int, int, int]
 """Task, round and exchange."""

@@ -162,9 +162,7 @@ class TaskKeys:
         )
 
 
-# ------------------------------------------------------------------------------------------------
-# Shamir's secret sharing over a prime field.
-# ------------------------------------------------------------------------------------------------
+# ---- Shamir's secret sharing over a prime field
 
 PRIME = 2**256 + 297
 """The smallest prime above 2^256, so that every secret of 32 bytes is a field element."""

@@ -26,9 +26,7 @@ from perdure.core.received import (
 )
 from perdure.core.trees import Tensors
 
-# ------------------------------------------------------------------------------------------------
-# Sizes of what secure sums exchange, in bytes; known without the extra `privacy`.
-# ------------------------------------------------------------------------------------------------
+# ---- Sizes of what secure sums exchange, in bytes; known without the extra `privacy`
 
 KEY_BYTES = 32
 """Size of keys, seeds and pads."""
@@ -53,12 +51,10 @@ OVERHEAD = "secagg"
 """Name in the ledger of all bytes except the masked values."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Fixed-point numbers modulo a power of two, whose sums stay exact under masks.
+# ---- Fixed-point numbers modulo a power of two, whose sums stay exact under masks
 #
 # A value v becomes round(v * 2^precision) modulo 2^bits. A sum modulo 2^bits is right if the true
 # sum fits, which the limit on each client's values ensures for a given number of clients.
-# ------------------------------------------------------------------------------------------------
 
 Vector = NDArray[Any]
 """Unsigned integers modulo 2^bits: uint32 or uint64 [N]."""
@@ -135,12 +131,10 @@ class FixedPoint:
         return np.zeros(size, dtype=self.dtype)
 
 
-# ------------------------------------------------------------------------------------------------
-# The summed fields of an upload as one row of numbers, and the sum of such rows as fields.
+# ---- The summed fields of an upload as one row of numbers, and the sum of such rows as fields
 #
 # A row holds the weight of each field first, then each field's values times its weight. The server
 # can therefore form weighted means from the sum alone, and no client's weight is revealed.
-# ------------------------------------------------------------------------------------------------
 
 Row = NDArray[np.float64]
 """A client's upload as numbers: float64 [N]."""

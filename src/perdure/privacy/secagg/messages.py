@@ -55,9 +55,7 @@ from perdure.privacy.secagg.layout import (
     Vector,
 )
 
-# ------------------------------------------------------------------------------------------------
-# What messages hold.
-# ------------------------------------------------------------------------------------------------
+# ---- What messages hold
 
 
 class MaskedNumbers(Bound):
@@ -255,9 +253,7 @@ Message = (
 )
 """Any message of the protocol."""
 
-# ------------------------------------------------------------------------------------------------
-# Messages as bytes: a checksum and an encoded tree, read with checks.
-# ------------------------------------------------------------------------------------------------
+# ---- Messages as bytes: a checksum and an encoded tree, read with checks
 
 _CHECKSUM_BYTES = 16
 MessageType = TypeVar("MessageType", bound=Message)

@@ -18,9 +18,7 @@ from perdure.data.streams.stream import Stream, Task
 from perdure.evaluation.evaluator import Evaluation, Evaluator, mean_evaluation
 from perdure.training.local_training import LocalTraining, SaveClient, check_fields
 
-# ------------------------------------------------------------------------------------------------
-# The protocol of an engine, which runs everything that uses clients' data.
-# ------------------------------------------------------------------------------------------------
+# ---- The protocol of an engine, which runs everything that uses clients' data
 
 ExchangeResult = ClientResult | MaskedUpload | FailedUpload
 """What one client returns in an exchange other than training."""
@@ -71,14 +69,12 @@ class Engine(Protocol):
         ...
 
 
-# ------------------------------------------------------------------------------------------------
-# Make malloc reuse freed memory instead of returning it to the operating system.
+# ---- Make malloc reuse freed memory instead of returning it to the operating system
 #
 # A step of stacked clients allocates and frees tensors of several megabytes. By default glibc
 # returns blocks of that size to the kernel, which then clears every page of the next block; for a
 # wide MLP this took a quarter of the training time. Blocks of up to 32 MB, the largest size that
 # glibc accepts, are reused instead.
-# ------------------------------------------------------------------------------------------------
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Option numbers of glibc's malloc.h."""
@@ -99,9 +95,7 @@ def keep_freed_memory() -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Base class of the engines that simulate all clients in this process.
-# ------------------------------------------------------------------------------------------------
+# ---- Base class of the engines that simulate all clients in this process
 
 
 class InProcessEngine:

@@ -18,9 +18,7 @@ from perdure.core.errors import refuse
 from perdure.core.trees import Tensors, pad_stack
 from perdure.training.local_training import LocalTraining
 
-# ------------------------------------------------------------------------------------------------
-# The transforms of a stack of clients: tensors that all share, and tensors with a client axis.
-# ------------------------------------------------------------------------------------------------
+# ---- The transforms of a stack of clients: tensors that all share, and tensors with a client axis.
 
 Leaves = Tensors
 """Tensors of a transform by path: the names of its field and dict keys, joined by _SEPARATOR."""
@@ -180,14 +178,12 @@ def _projector(subspace: Tensors | None, size: int) -> Tensor:
     return torch.eye(size, device=matrix.device) - onto if form == "basis" else onto
 
 
-# ------------------------------------------------------------------------------------------------
-# One local step of a stack of clients, as a traced function of tensors.
+# ---- One local step of a stack of clients, as a traced function of tensors
 #
 # The loss of one client is computed for all clients of a stack by torch.vmap and differentiated by
 # autograd (in the gradient of the sum of all losses, each row is one client's gradient). The whole
 # step is traced once per shape, so that later steps run the recorded tensor operations without the
 # cost of vmap and autograd.
-# ------------------------------------------------------------------------------------------------
 
 _TRACE_AFTER = 2
 """Untraced steps of a shape before it is traced, since tracing takes as long as about 30 steps."""

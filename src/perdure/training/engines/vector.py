@@ -37,9 +37,7 @@ from perdure.training.local_training import (
 )
 from perdure.training.optimizers import make_optimizer
 
-# ------------------------------------------------------------------------------------------------
-# Local training of a stack of clients: every tensor has a leading client axis.
-# ------------------------------------------------------------------------------------------------
+# ---- Local training of a stack of clients: every tensor has a leading client axis
 
 
 @dataclass(frozen=True)
@@ -231,13 +229,11 @@ def rounded_width(active: int, count: int) -> int:
     return min(count, 1 << (active - 1).bit_length())
 
 
-# ------------------------------------------------------------------------------------------------
-# The vector engine: clients stacked and trained together.
+# ---- The vector engine: clients stacked and trained together
 #
 # A chunk of clients is one stack of tensors with a leading client axis, on which each step is one
 # function (see `traced_steps`). Clients may have different numbers of steps: within a chunk they
 # are sorted by them, so that the clients that still train are always the first rows of the stack.
-# ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
