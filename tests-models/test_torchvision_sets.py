@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perdure.config import DATA_SETS
 from perdure.data.named.files import Unavailable, read_torchvision
+from perdure.data.named.sets import DATA_SETS
 from perdure.models.adapter.build import import_library
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -254,7 +254,7 @@ def test_dual_prompts_route_and_l2p_does_not() -> None:
         x = experiment.task(task).test.gather(index)
         route = experiment.method.route(state.server, x, experiment.network)
         cosine = torch.nn.functional.cosine_similarity(rows[task][:, None], keys[None, :2], dim=2)
-        assert torch.equal(route, cosine.argmax(1))
+        assert torch.equal(route.argmax(1), cosine.argmax(1))
     event = evaluate(experiment, state)
     assert all(share is not None for share in event["accuracy"]["routed"][:2])
     _, after = trained({"kind": "fed-l2p"})
