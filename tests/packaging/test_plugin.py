@@ -71,13 +71,12 @@ def test_its_method_is_listed_and_explained(installed: Path, tmp_path: Path) -> 
 
 def test_both_are_in_the_schema(installed: Path, tmp_path: Path) -> None:
     schema = json.loads(perdure(installed, "config", "schema", cwd=tmp_path).stdout)
-    kinds = [
-        choice["properties"]["kind"].get("const")
-        for choice in (
-            *schema["$defs"]["Method"]["anyOf"],
-            *schema["properties"]["stream"]["anyOf"][1:],  # after the names alone
-        )
+    methods, streams = schema["$defs"]["Method"]["anyOf"], schema["properties"]["stream"]["anyOf"]
+    sections = [
+        schema["$defs"][choice["$ref"].rpartition("/")[2]] if "$ref" in choice else choice
+        for choice in (*methods, *streams[1:])  # streams begin with the names alone
     ]
+    kinds = [section["properties"]["kind"].get("const") for section in sections]
     assert {"fedmedian", "mirrored", "fot", "split"} <= set(kinds)
 
 
