@@ -219,7 +219,7 @@ def as_in_paper(values: Values, name: str) -> Values:
 
 def cases() -> Iterator[tuple[str, Values]]:
     """Every case by name, as a config."""
-    named = {"single"}  # trained as fedavg is, in every task anew
+    named = {"single"}  # trained as fedavg is, in every task again
     for name, values in _cases():
         named.update(kinds_of(values))
         yield name, with_server_step(values, name)

@@ -33,8 +33,8 @@ def keys_of(section: str, kind: Any) -> set[str] | None:
     if section not in KIND_SECTIONS:
         return None
     registry = KIND_SECTIONS[section].registry()
-    is_known = registry.is_readable(kind) and isinstance(kind, str)
-    return set(registry.find(kind).model_fields) if is_known else None
+    is_readable = registry.is_readable(kind) and isinstance(kind, str)
+    return set(registry.find(kind).model_fields) if is_readable else None
 
 
 def drop_other_kinds(values: dict[str, Any], key: str, kind: Any) -> dict[str, Any]:

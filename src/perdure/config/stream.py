@@ -39,7 +39,7 @@ class StreamConfig(KindSection):
     separates_classes: ClassVar[bool] = False
     """Whether tasks differ in their classes. A custom kind is like the one that it resembles."""
     mixes_tasks: ClassVar[bool] = False
-    """Whether clients see the classes of a task in orders of their own, also as it resembles."""
+    """Whether clients see the classes of a task each in another order, also as it resembles."""
     in_federation: ClassVar[bool] = False
     """Whether nodes with local data can have its tasks."""
     keeps_pixels: ClassVar[bool] = True

@@ -43,7 +43,7 @@ def sample_clients(
     candidates = np.flatnonzero(task.partition.sizes)
     if excluded:
         candidates = np.setdiff1d(candidates, list(excluded))
-    attempt = (context.attempt,) if context.attempt else ()  # each has draws of its own
+    attempt = (context.attempt,) if context.attempt else ()  # each has other draws
     rng = context.rng.numpy_generator("sample", context.task, context.round, *attempt)
     size = min(config.clients.per_round or config.clients.count, len(candidates))
     chosen = rng.choice(candidates, size=size, replace=False)

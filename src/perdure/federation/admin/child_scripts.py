@@ -1,4 +1,4 @@
-"""What runs between this process and Flower's, in processes of its own.
+"""What runs between this process and Flower's, in separate processes.
 
 It imports nothing of perdure, and only what is needed, to start fast and to stay small.
 
