@@ -97,6 +97,7 @@ def place(entry):
     return entry["kind"], entry["round"], entry["exchange"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_node_that_dies_while_it_serves_is_not_lost(variant, after, tmp_path, monkeypatch):

@@ -218,6 +218,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pool", "permuted"])
 @pytest.mark.parametrize("moment", [3, 4, 6])
 def test_memory_survives_a_kill(tmp_path, moment, kind):

@@ -284,6 +284,7 @@ class Stopped(BaseException):
     """Stands for Ctrl-C at some point."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [METHODS[0], METHODS[3], METHODS[4]], ids=str)
 def test_a_run_stopped_after_each_step_has_the_same_result(
     method: dict[str, Any], tmp_path: Path

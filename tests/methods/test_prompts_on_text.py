@@ -50,6 +50,7 @@ def test_engines_agree(method: dict[str, Any], tmp_path: Path) -> None:
         torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=2e-3, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["serial", "vector"])
 @pytest.mark.parametrize(
     "method",
