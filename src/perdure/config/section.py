@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -141,6 +142,10 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(check_plain)]
+"""Arguments of a user's class or function, as a config holds them."""
 
 
 # ---- What all sections of a config share, and how a section with several kinds is read

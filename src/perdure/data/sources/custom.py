@@ -13,11 +13,10 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 
-from perdure.config.section import check_plain, with_arguments
+from perdure.config.section import Arguments, with_arguments
 from perdure.core.errors import UserError
 from perdure.core.registry import find_given, import_object, installed, is_object
 from perdure.core.rng import Rng
@@ -52,7 +51,7 @@ class CustomData(ObjectKeys):
     is_custom: ClassVar[bool] = True
     source: str = Field(json_schema_extra={"pattern": r"[.:]"})
 
-    arguments: dict[str, Any] = Field(default={})
+    arguments: Arguments = Field(default={})
     """Arguments that have the name of a key, such as `size`; others may be given as keys."""
 
     _folder: Path | None = PrivateAttr(default=None)
@@ -61,11 +60,6 @@ class CustomData(ObjectKeys):
     @classmethod
     def _other_keys_are_arguments(cls, values: Any) -> Any:
         return with_arguments(values, cls.model_fields)
-
-    @field_validator("arguments")
-    @classmethod
-    def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        return check_plain(arguments)
 
     @model_validator(mode="after")
     def _no_arguments_of_objects(self, info: ValidationInfo) -> CustomData:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from perdure.config.model import ModelConfig
-from perdure.config.section import check_plain, with_arguments
+from perdure.config.section import Arguments, with_arguments
 from perdure.core.errors import UserError, bad_value
 from perdure.core.registry import find_given, import_object, installed, is_installed, is_object
 from perdure.models.adapter.module_body import ModuleBody
@@ -131,18 +131,13 @@ class ModuleModel(ModelConfig):
     frozen: list[str] = Field(default=[])
     """Parameters that are not trained and not sent: names, modules or patterns such as `layer1` or
     `*.bn?.*`. A batch norm whose parameters are frozen keeps its running statistics."""
-    arguments: dict[str, Any] = Field(default={})
+    arguments: Arguments = Field(default={})
     """Arguments that have the name of a key, such as `init`; others may be given as keys."""
 
     @model_validator(mode="before")
     @classmethod
     def _other_keys_are_arguments(cls, values: Any) -> Any:
         return with_arguments(values, cls.model_fields)
-
-    @field_validator("arguments")
-    @classmethod
-    def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        return check_plain(arguments)
 
     @property
     def weights_file(self) -> str | None:
